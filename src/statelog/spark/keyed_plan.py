@@ -31,6 +31,7 @@ from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import Placement
 from statelog.spark.plan import StatelogArguments, check_arguments, key_hash, marked_rows, registered, subtask_of
+from statelog.spark.shuffle import to_subtasks
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
 from statelog.tables.rocksdb import rocksdict_library
 
@@ -212,7 +213,7 @@ def _by_subtask(rows: DataFrame, parallelism: int, placement: Placement | None =
     """Bring rows with a key hash to the partition of their subtask."""
     subtask = subtask_of(F.col(HASH_COLUMN), parallelism)
     if placement is None:
-        return rows.repartitionById(parallelism, subtask)
+        return to_subtasks(rows, parallelism, subtask)
     return placement.by_subtask(rows.withColumn(SUBTASK_COLUMN, subtask), SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
 
 

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.options import Options
 from statelog.spark import internals
+from statelog.spark.shuffle import label_of
 
 _log = logging.getLogger(__name__)
 
@@ -116,11 +117,12 @@ class Placement:
         `subtask` is an int column, from 0 to the parallelism, exclusive. The result has the same rows and columns;
         partition i has those of subtask i.
         """
-        shuffled = rows.repartitionById(self._parallelism, F.col(subtask))
+        labeled = rows.withColumn(_PLACE_COLUMN, label_of(F.col(subtask), self._parallelism))
+        shuffled = labeled.repartition(self._parallelism, F.col(_PLACE_COLUMN))
         # The observation keeps Spark from moving the join to the other side of the shuffle, and adaptive execution
         # from dropping both when it finds that a batch has no rows.
         shuffled = shuffled.observe(self._name, F.count(F.lit(1)).alias("rows"))
-        return shuffled.join(self._table.hint("SHUFFLE_HASH"), F.col(subtask) == F.col(_PLACE_COLUMN), "left_semi")
+        return shuffled.join(self._table.hint("SHUFFLE_HASH"), _PLACE_COLUMN, "left_semi").drop(_PLACE_COLUMN)
 
     def places(self) -> list[str | None]:
         """The executor of each subtask while a query runs; None for a subtask that has none yet."""
@@ -225,8 +227,9 @@ def _placement_table(session: SparkSession, name: str, parallelism: int) -> Data
     own = session.newSession()
     own.conf.set("spark.sql.adaptive.enabled", "false")
     # Spark caches equal plans once; the name keeps the tables of operators with equally many subtasks apart.
-    rows = own.range(0, parallelism, 1, 1).select(F.col("id").cast("int").alias(_PLACE_COLUMN), F.lit(name).alias("of"))
-    return rows.repartitionById(parallelism, F.col(_PLACE_COLUMN))
+    label = label_of(F.col("id").cast("int"), parallelism)
+    rows = own.range(0, parallelism, 1, 1).select(label.alias(_PLACE_COLUMN), F.lit(name).alias("of"))
+    return rows.repartition(parallelism, F.col(_PLACE_COLUMN))
 
 
 def rebalanced(places: Sequence[str | None], executors: Sequence[str], slots: int) -> dict[int, str]:

@@ -14,6 +14,7 @@ from statelog.spark.declare import declare_unkeyed
 from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.plan import StatelogArguments, check_arguments, key_hash, marked_rows, registered, subtask_of
+from statelog.spark.shuffle import to_subtasks
 from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
 
@@ -71,10 +72,10 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpe
         rows = rows.withColumn(BROADCAST_COLUMN, F.lit(False)).unionByName(copies, allowMissingColumns=True)
     rows = marked_rows(rows, plan)
     if plan.placement is None:
-        by_subtask = rows.repartitionById(spec.parallelism, F.col(SUBTASK_COLUMN))
+        placed = to_subtasks(rows, spec.parallelism, F.col(SUBTASK_COLUMN))
     else:
-        by_subtask = plan.placement.by_subtask(rows, SUBTASK_COLUMN)
-    return by_subtask.mapInArrow(task_function(spec), spec.output_schema)
+        placed = plan.placement.by_subtask(rows, SUBTASK_COLUMN)
+    return placed.mapInArrow(task_function(spec), spec.output_schema)
 
 
 def _row_hash(df: DataFrame) -> Column:
