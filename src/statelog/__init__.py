@@ -4,6 +4,21 @@ The names are those of ``__init__.pyi``. Each is imported when it is used first,
 only their part.
 """
 
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _attribute(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise ModuleNotFoundError(
+            f"statelog.{name} needs PySpark, which is not installed: pip install 'statelog[spark]'; on a platform with"
+            " a Spark of its own, run its Python.",
+            name=error.name,
+        ) from error

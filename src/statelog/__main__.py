@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
+
+_EXTRAS: Final = {"click": "cli", "rich": "cli", "pyspark": "spark"}
+"""What brings the packages that a bare installation lacks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -11,10 +15,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from statelog.cli.main import main as run
     except ModuleNotFoundError as error:
-        if error.name not in ("click", "rich"):
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
             raise
         print(
-            f"statelog: the command line needs {error.name}, which is not installed: pip install 'statelog[cli]'",
+            f"statelog: the command line needs {package}, which is not installed:"
+            f" pip install 'statelog[{_EXTRAS[package]}]'",
             file=sys.stderr,
         )
         return 1

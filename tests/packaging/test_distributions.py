@@ -82,16 +82,27 @@ def test_the_wheel_works_with_what_it_declares_alone(distributions: Path, tmp_pa
     venv.create(environment, with_pip=False, symlinks=True)
     bin_ = environment / "bin"
     [packages] = environment.glob("lib/python*/site-packages")
+    extras = PROJECT["project"]["optional-dependencies"]
     needed = _needed(PROJECT["project"]["dependencies"])
     for distribution in needed:
         _link(metadata.distribution(distribution), packages)
     pip = [sys.executable, "-m", "pip", "--python", str(bin_ / "python"), "--disable-pip-version-check"]
     _run(*pip, "install", "--no-index", "--no-deps", str(wheel))
 
-    assert _run(str(bin_ / "python"), "-c", USE, cwd=tmp_path) == "\n"
+    python = str(bin_ / "python")
+    assert "pyspark" not in needed, "pip would put another Spark over a platform's own"
+    assert _run(python, "-c", "import statelog; print(statelog.Options().table)") == "runs\n"
+    done = subprocess.run(
+        [python, "-c", "import statelog; statelog.key_by"], capture_output=True, text=True, check=False
+    )
+    assert "ModuleNotFoundError: statelog.key_by needs PySpark" in done.stderr
+    for distribution in _needed(extras["spark"]) - needed:
+        _link(metadata.distribution(distribution), packages)
+    needed |= _needed(extras["spark"])
+    assert _run(python, "-c", USE, cwd=tmp_path) == "\n"
     done = subprocess.run([bin_ / "statelog", "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, "statelog[cli]" in done.stderr) == (1, True)
-    for distribution in _needed(PROJECT["project"]["optional-dependencies"]["cli"]) - needed:
+    for distribution in _needed(extras["cli"]) - needed:
         _link(metadata.distribution(distribution), packages)
     for command in ([bin_ / "statelog"], [bin_ / "python", "-m", "statelog"]):
         done = subprocess.run([*command, "ls", tmp_path], capture_output=True, text=True, check=False)
