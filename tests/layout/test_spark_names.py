@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,7 @@ from tests.layout import spark_names
 REPOSITORY = Path(__file__).parents[2]
 
 NEWER = {
-    "TimeType": "4.1",
-    "repartitionById": "4.1",
+    "TimeType": "4.1; newer_types has a substitute",
     "SupportsTriggerAvailableNow": "4.2; newer_streaming has a substitute",
     "ReadMaxBytes": "4.2; as above",
     "sql.streaming.datasource": "4.2; as above",
@@ -48,5 +46,7 @@ def _used(path: Path) -> Iterator[str]:
 
 def test_the_lowest_spark_is_tested() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    [lowest] = [found[1] for line in project["dependencies"] if (found := re.fullmatch(r"pyspark>=([\d.]+)", line))]
+    [requirement] = project["optional-dependencies"]["spark"]
+    lowest = requirement.removeprefix("pyspark>=")
     assert f"\npyspark=={lowest}." in (REPOSITORY / "requirements" / f"spark-{lowest}.txt").read_text()
+    assert f"run_on_spark {lowest} " in (REPOSITORY / "dev").read_text()

@@ -34,11 +34,12 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
-    TimeType,
     VarcharType,
     VariantType,
     YearMonthIntervalType,
 )
+
+from statelog.convert.newer_types import TimeType
 
 _TOKEN: Final = re.compile(
     r"""\s*(?:

@@ -42,10 +42,10 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
-    TimeType,
 )
 
 from statelog.convert.local_times import only_readable, plain_or_readable, to_utc
+from statelog.convert.newer_types import TimeType
 
 Convert = Callable[[Any], Any]
 

@@ -18,10 +18,10 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
-    TimeType,
 )
 
 from statelog.convert.held_columns import column_maker
+from statelog.convert.newer_types import TimeType
 from statelog.convert.python_values import PLAIN_TYPES, exact_type, row_maker, to_storage
 from statelog.convert.stored_values import StoredValues, from_storage
 from statelog.errors import ConfigurationError, ErrorKind

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from statelog.convert.newer_types import TimeType
 from statelog.errors import ConfigurationError, ErrorKind
 
 _DIGITS: Final[dict[type[T.DataType], int]] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 19}
@@ -94,7 +95,7 @@ def _is_lossless(own: T.DataType, wanted: T.DataType) -> bool:
             return True
         case ((T.CharType() | T.VarcharType()), T.StringType()):
             return wanted == T.StringType()
-        case T.TimeType(), T.TimeType():
+        case TimeType(), TimeType():
             return own.precision <= wanted.precision
         case T.DayTimeIntervalType(), T.DayTimeIntervalType():
             return own.endField <= wanted.endField

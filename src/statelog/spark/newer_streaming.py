@@ -1,10 +1,10 @@
-"""Spark's classes for streaming sources that Spark 4.1 lacks."""
+"""Spark's classes for streaming sources that Spark 4.0 and 4.1 lack."""
 
 from __future__ import annotations
 
 try:
     from pyspark.sql.streaming.datasource import ReadMaxBytes, SupportsTriggerAvailableNow
-except ImportError:  # Spark 4.1: there a query with this trigger is a single micro-batch, and nothing asks for limits.
+except ImportError:  # in these a query with this trigger is a single micro-batch, and nothing asks for limits
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # older PySpark has none
         """Stands in for the class that this version of Spark lacks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -207,8 +207,22 @@ def run_both(session: SparkSession, scenario: Scenario, folder: Path) -> tuple[A
     tuple
         Spark's output, statelog's output, and the texts of statelog's failures in legs that must fail.
     """
+    (expected, found), failures = run_on((SPARK, STATELOG), session, scenario, folder)
+    return expected, found, failures
+
+
+def run_on(
+    engines: Sequence[Engine], session: SparkSession, scenario: Scenario, folder: Path
+) -> tuple[list[Answer], list[str]]:
+    """Run a scenario on some engines at the same time.
+
+    Returns
+    -------
+    tuple
+        The output of each, and the texts of the last one's failures in legs that must fail.
+    """
     (folder / "input").mkdir(parents=True)
-    runs = [Run(session, scenario, engine, folder) for engine in (SPARK, STATELOG)]
+    runs = [Run(session, scenario, engine, folder) for engine in engines]
     failures: list[str] = []
     with settings(session, scenario.conf):
         for leg in scenario.legs:
@@ -216,11 +230,12 @@ def run_both(session: SparkSession, scenario: Scenario, folder: Path) -> tuple[A
             queries = [_started(run, leg) for run in runs]
             texts = [query if isinstance(query, str) else _outcome(query) for query in queries]
             if leg.fails:
-                assert all(texts), f"fails on one engine only: {brief(texts[0])}{brief(texts[1])}"
-                failures.append(texts[1])
+                assert all(texts), f"fails on one engine only: {' '.join(map(brief, texts))}"
+                failures.append(texts[-1])
             else:
-                assert not any(texts), f"spark: {brief(texts[0])}, statelog: {brief(texts[1])}"
-    return runs[0].answer, runs[1].answer, failures
+                named = zip([engine.name for engine in engines], texts, strict=True)
+                assert not any(texts), ", ".join(f"{name}: {brief(text)}" for name, text in named)
+    return [run.answer for run in runs], failures
 
 
 def _started(run: Run, leg: Leg) -> StreamingQuery | str:

@@ -34,6 +34,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import functools
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -44,7 +46,7 @@ import pandas as pd
 import pyarrow as pa
 import pyspark
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
@@ -73,6 +75,7 @@ from tests.spark.dropin.scenarios import (
     add_input,
     rows,
     run_both,
+    run_on,
     settings,
 )
 
@@ -427,6 +430,13 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
 
 
 SMOKE = {"states", "states in pandas mode", "timers of processing time"}
+RECORDED = Path(__file__).with_name("recorded.json")
+"""Digests of the batches of these scenarios, for Spark 4.0, whose own operator cannot run them."""
+
+
+def digests(answer: Answer) -> dict[str, str]:
+    """A digest of each batch's rows."""
+    return {str(batch): hashlib.sha256(repr(found).encode()).hexdigest()[:16] for batch, found in answer.items()}
 
 
 @pytest.mark.parametrize(
@@ -434,9 +444,15 @@ SMOKE = {"states", "states in pandas mode", "timers of processing time"}
 )
 def test_every_batch_is_the_same(session: SparkSession, tmp_path: Path, name: str) -> None:
     scenario = SCENARIOS[name]()
+    recorded = json.loads(RECORDED.read_text())
+    if not hasattr(GroupedData, "transformWithState"):
+        [found], _ = run_on([STATELOG], session, scenario, tmp_path)
+        assert digests(found) == recorded[name]
+        return
     expected, found, failures = run_both(session, scenario, tmp_path)
 
     require_same(expected, found)
+    assert name not in SMOKE or digests(expected) == recorded[name], "record it again"
     for text in failures:
         require_own_error(text)
 
