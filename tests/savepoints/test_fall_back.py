@@ -162,6 +162,7 @@ def test_a_query_goes_back_to_a_retained_checkpoint(query: Story, tmp_path: Path
     [
         (9, ConfigurationError, "go back to batch 9; the newest checkpoint .* is 8"),
         (-1, ConfigurationError, "go back to batch -1"),
+        (0, StateMissingError, "have to go back to checkpoint 0, but the oldest that is retained is checkpoint 6"),
         (3, StateMissingError, "have to go back to checkpoint 3, but the oldest that is retained is checkpoint 6"),
     ],
 )
