@@ -768,3 +768,19 @@ def test_any_bytes_leave_the_server_as_it_was(handler: Handler) -> None:
     for thread in serving_threads() - before:
         thread.join(LONG_S)
     assert serving_threads() <= before
+
+
+def test_who_waits_for_room_goes_on_once_there_is_some() -> None:
+    budget = ByteBudget(10)
+
+    def hold() -> None:
+        with budget.holding(6):
+            pass
+
+    other = threading.Thread(target=hold, daemon=True)
+    with budget.holding(5):
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+    other.join(10)
+    assert not other.is_alive()
