@@ -454,3 +454,39 @@ def test_a_stranger_makes_room_when_file_descriptors_are_lacking(handler: Handle
             waiting.connect((HOST, server.port))
             assert read_to_end(stranger) == b""
             assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
+
+
+def test_who_does_not_take_the_servers_proof_is_not_admitted(caplog: pytest.LogCaptureFixture) -> None:
+    class SendsOnce(socket.socket):
+        sent = 0
+
+        def send(self, data: Any, flags: int = 0) -> int:
+            SendsOnce.sent += 1
+            if SendsOnce.sent == 2:
+                raise BrokenPipeError
+            return super().send(data, flags)
+
+    admitted: list[socket.socket] = []
+    with strangers(admitted.append, RpcPolicy(), Listener(SendsOnce)) as (port, _), visit(port) as stranger:
+        hello, own = read(stranger, HELLO_BYTES), new_hello()
+        stranger.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
+        assert read_to_end(stranger) == b""
+    assert (SendsOnce.sent, admitted) == (2, [])
+    assert caplog.text == "", "it is no failure of the server"
+
+
+def test_nothing_runs_while_a_stranger_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+
+    class Noting(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            waits.put(timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Noting)
+    policy = RpcPolicy(handshake_timeout_s=LONG_S)
+    with strangers(socket.socket.close, policy) as (port, _), visit(port) as stranger:
+        read(stranger, HELLO_BYTES)
+        while (wait_s := waits.get(timeout=LONG_S)) is None:
+            pass
+        assert LONG_S / 2 < wait_s <= LONG_S
