@@ -66,6 +66,7 @@ from .spark.query_errors import error_of
 from .storage import ObjectInfo, Store, register_store
 from .streams.branch import branch
 from .streams.fall_back import FellBack, fall_back
+from .streams.forget import Forgotten, forget
 from .streams.keyed import KeyedStream, key_by
 from .streams.orphans import delete_orphans, list_orphans
 from .streams.repair import Rewound, rewind
@@ -103,6 +104,7 @@ __all__ = [
     "FellBack",
     "FencedError",
     "First",
+    "Forgotten",
     "KeyStats",
     "KeyedStream",
     "Last",
@@ -160,6 +162,7 @@ __all__ = [
     "delete_orphans",
     "error_of",
     "fall_back",
+    "forget",
     "key_by",
     "late",
     "list_checkpoints",

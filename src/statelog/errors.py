@@ -43,6 +43,7 @@ class ErrorKind(StrEnum):
     OTHER_OWNER = "other-owner"
     OTHER_SCHEMA = "other-schema"
     OTHER_SETTINGS = "other-settings"
+    OPERATOR_REMOVED = "operator-removed"
     PROCESSOR_NOT_PICKLABLE = "processor-not-picklable"
     PROCESSOR_FAILED = "processor-failed"
     OUTPUT_MISMATCH = "output-mismatch"

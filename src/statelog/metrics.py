@@ -194,6 +194,9 @@ class RestoreMetrics:
         Entries read from the log.
     log_s : float
         Time to claim and read the log.
+    begins : bool
+        Whether the operator begins here, without state of earlier batches: the query is new, the operator was added to
+        it, or its state was given up.
     """
 
     query_id: str
@@ -202,6 +205,7 @@ class RestoreMetrics:
     parallelism: int
     log_entries: int
     log_s: float
+    begins: bool
 
 
 @dataclass(frozen=True)

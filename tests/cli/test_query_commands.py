@@ -132,3 +132,15 @@ def test_a_query_beside_which_a_savepoint_was_made_goes_on(story: Story, run: An
     require_state(restored, story, 5)
     story.run_batches(1, random.Random(5))
     require_state(story.location, story, -1)
+
+
+def test_the_state_of_an_operator_is_given_up(story: Story, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("forget", checkpoint_of(story), story.engine.uid, "--location", story.location)
+    for dry in (["--dry-run"], []):
+        made = run(*arguments, *dry)
+        assert (made["uid"], made["folder"].endswith(f"/{story.engine.uid}")) == (story.engine.uid, True)
+        assert made["batch"] == len(story.models) - 1
+    assert run("ls", story.location) == []
+    assert run(*arguments)["batch"] is None, "again"
+    assert main(["forget", checkpoint_of(story), "another", "--location", story.location]) == 1
+    assert f"has no operator 'another'; it has '{story.engine.uid}'" in capsys.readouterr().err

@@ -76,6 +76,7 @@ def traced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "find_query": SimpleNamespace(id="query", runId="run", awaitTermination=ended.wait),
         "require_synchronous_progress": None,
         "observations": {plan.observation},
+        "checkpoint_location": str(directory / "checkpoint"),
         "batch_time": BatchTime(1000, 0),
     }
     for name, answer in spark.items():

@@ -77,6 +77,13 @@ class Model:
 
     # ---- Batches ----
 
+    def give_up(self) -> None:
+        """Lose all state, and the operator's own watermark with it; Spark's stays."""
+        self.keys = {}
+        if self.rules.delay_ms is not None:
+            self.watermark_ms = self.late_ms = BEFORE_ALL
+            self._newest_ms = None
+
     def run(
         self, rows: Sequence[Row], now_ms: int, watermark_ms: int | None = None, initial: Sequence[Row] = ()
     ) -> dict[Key, list[Any]]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from statelog.checkpoint.history import History, Record
 from statelog.checkpoint.pins import PINS_FOLDER, read_pin
+from statelog.log.entry import Claim
+from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore
 from statelog.storage.links import is_link, split_link
 from statelog.testing.query import LocalQuery
@@ -17,6 +19,12 @@ def needed_objects(history: History, record: Record) -> set[str]:
     segments = [part for one in history.between(record.needed_from, record.batch) for part in one.segments]
     ranges = record.base_map.ranges if record.base_map else ()
     return {part.name for part in segments} | {run.name for base_range in ranges for run in base_range.runs}
+
+
+def give_up_state(log: NumberedLog, query_id: str, uid: str) -> None:
+    """Give up all checkpoints of an operator's log, as ``statelog.forget`` does."""
+    log.claim(lambda epoch: Claim(epoch, query_id, "forget", uid, f"{epoch}".rjust(16).encode(), 0, gives_up=True))
+    log.close()
 
 
 def is_pin(name: str) -> bool:

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from statelog import Step
+from statelog.log.open import open_log
+from statelog.storage import LocalStore
 from statelog.testing.query import Crash
 from tests.model.operator_engine import LISTS, Command, OperatorEngine, OperatorModel, Subtask
+from tests.model.stored_files import give_up_state
 
 names = st.sampled_from([*LISTS, "units"])
 texts = st.sampled_from(["", "a", "b", "long " * 4, "ü"])
@@ -134,6 +137,14 @@ class OperatorMachine(RuleBasedStateMachine):
         if closes:
             self.engine.coordinator.close()
         self.engine.file_merging = merging
+        self._start(parallelism, keep_local=keep_local)
+
+    @rule(parallelism=st.integers(1, 5), keep_local=st.booleans())
+    def give_up(self, parallelism: int, keep_local: bool) -> None:
+        """The state is given up between two runs; the next one begins as a new operator does."""
+        engine, store = self.engine, LocalStore(self.engine.location)
+        give_up_state(open_log(store, engine.uid, engine.options, engine.clock), engine.query_id, engine.uid)
+        self.model = OperatorModel()
         self._start(parallelism, keep_local=keep_local)
 
     def _start(self, parallelism: int, *, keep_local: bool = True) -> None:

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
-from statelog.log.entry import Checkpoint, Fence, encode_frame
+from statelog.log.entry import Checkpoint, Claim, Fence, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
 from statelog.storage.store import ObjectInfo
@@ -75,6 +75,33 @@ def test_closing_closes_the_store(tmp_path: Path) -> None:
     store = Noted(LocalStore(tmp_path))
     make_log(store).close()
     assert store.is_closed
+
+
+@pytest.mark.parametrize("appends", [False, True])
+def test_a_claim_that_gives_up_hides_earlier_checkpoints_and_stays(tmp_path: Path, appends: bool) -> None:
+    log = make_log(LocalStore(tmp_path), appends=appends)
+    log.claim(make_claim("a"))
+    append(log, "a", 1, 0)
+    log.close()
+    log = make_log(LocalStore(tmp_path), appends=appends)
+    log.claim(lambda epoch: replace(make_claim("b")(epoch), gives_up=True))
+    log.close()
+    entries = make_log(LocalStore(tmp_path)).read()
+    assert [(type(entry), entry.run_id) for entry in entries if not isinstance(entry, Fence)] == [
+        (Claim, "a"),
+        (Claim, "b"),
+    ]
+    log = make_log(LocalStore(tmp_path), appends=appends)
+    assert checkpoints(log.claim(make_claim("c"))) == []
+    append(log, "c", 3, 5)
+    assert batches(make_log(LocalStore(tmp_path))) == [5]
+
+
+def test_a_claim_that_gives_up_stays_even_if_it_is_all_that_the_log_holds(tmp_path: Path) -> None:
+    log = make_log(LocalStore(tmp_path))
+    log.claim(lambda epoch: replace(make_claim("a")(epoch), gives_up=True))
+    log.close()
+    assert numbers(tmp_path) == [1]
 
 
 def test_a_claim_goes_with_its_run_only_if_it_is_all_that_the_log_holds(tmp_path: Path) -> None:

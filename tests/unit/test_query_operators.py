@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location, operators_of
+from statelog import ConfigurationError, ErrorKind
+from statelog.checkpoint.query_operators import (
+    OperatorChanges,
+    OperatorLog,
+    QueryLogs,
+    noted_location,
+    operators_of,
+)
 from statelog.log.entry import Claim, QueryOperators
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import operator_folder
@@ -17,6 +24,7 @@ from statelog.storage import LocalStore
 from statelog.storage.names import former_name_part, name_part
 from statelog.testing.clock import ManualClock
 from tests.contract.log_contract import make_checkpoint
+from tests.model.stored_files import give_up_state
 
 
 @pytest.fixture(autouse=True)
@@ -221,3 +229,78 @@ def test_an_operator_is_a_folder_with_a_log_and_nothing_deeper(tmp_path: Path) -
     ):
         store.put(name, b"x")
     assert operators_of(store) == ["a", "b"]
+
+
+# ---- Added and removed operators ----
+
+
+def changes(places: Places, **operators: str) -> OperatorChanges:
+    """The view of a start whose operators are at these places."""
+    return OperatorChanges("query", places("home"), {uid: places(name) for uid, name in operators.items()}, LocalStore)
+
+
+def test_a_note_of_the_batch_before_proves_that_an_operator_is_new(places: Places) -> None:
+    places.write("home", "a", range(3), note={"a": "", "b": ""}, started_ms=1)
+    start = changes(places, a="home", b="home", c="far")
+    for uid, batch, time_ms, expected in (
+        ("c", 2, None, True),
+        ("c", 2, 1001, True),
+        ("c", 2, 1002, False),
+        ("c", 3, None, False),
+        ("b", 2, None, False),
+    ):
+        assert start.has_added(uid, batch, time_ms, "here") is expected, (uid, batch, time_ms)
+    assert not changes(places, c="far").has_added("c", 2, None, "here"), "no operator of the start is near the note"
+
+
+def test_a_log_without_notes_or_of_another_query_proves_nothing(places: Places) -> None:
+    places.write("home", "a", range(3))
+    places.write("home", "x", range(3), query_id="another", note={"x": ""})
+    assert not changes(places, a="home", c="home").has_added("c", 2, None, "here")
+
+
+def give_up(places: Places, place: str, uid: str, query_id: str = "query") -> None:
+    give_up_state(NumberedLog(LocalStore(places(place)), f"{uid}/log", ManualClock(), appends=True), query_id, uid)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_start_without_an_operator_is_refused_until_its_state_is_given_up(places: Places, far: bool) -> None:
+    place, noted = ("far", places("far")) if far else ("home", "")
+    places.write(place, "b", range(3))
+    before = replace(make_checkpoint("a", 1, 2)[0], operators=QueryOperators(1, {"a": "", "b": noted}))
+    changes(places, a="home", b="home", c="home").require_none_removed(before, "here")
+    start = changes(places, a="home", c="home")
+
+    def require_refusal() -> None:
+        with pytest.raises(ConfigurationError, match=r"here: at batch 2 .* operator 'b'.*forget\(.*'b'\)") as raised:
+            start.require_none_removed(before, "here")
+        assert raised.value.kind is ErrorKind.OPERATOR_REMOVED
+
+    require_refusal()
+    give_up(places, place, "b", "another")
+    require_refusal()
+    give_up(places, place, "b")
+    start.require_none_removed(before, "here")
+    places.write(place, "b", range(4, 5))
+    require_refusal()
+
+
+def test_an_operator_with_another_uid_is_not_new(places: Places) -> None:
+    places.write("home", "a", range(3), note={"a": ""})
+    start = changes(places, b="home")
+    with pytest.raises(ConfigurationError, match="operator 'a'"):
+        start.has_added("b", 2, None, "here")
+    give_up(places, "home", "a")
+    assert not start.has_added("b", 2, None, "here"), "the note went with the state"
+
+
+def test_without_a_note_nothing_is_known_to_be_removed(places: Places) -> None:
+    changes(places, a="home").require_none_removed(make_checkpoint("a", 1, 2)[0], "here")
+
+
+def test_given_up_state_is_not_missing(places: Places) -> None:
+    places.write("home", "a", range(3), note={"a": "", "b": "", "c": ""})
+    places.write("home", "b", range(3), note={"a": "", "b": "", "c": ""})
+    give_up(places, "home", "b")
+    found = places.read().at(2)
+    assert (where(found.operators), list(found.missing)) == ([("a", "home")], ["c"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -17,7 +18,7 @@ from statelog.errors import (
     ProtocolError,
     StateMissingError,
 )
-from statelog.log.entry import Checkpoint, QueryOperators, Settings
+from statelog.log.entry import Checkpoint, Entry, QueryOperators, Settings, gave_up
 from statelog.operators.unkeyed.states import OperatorStateDescriptor
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.runs.evolution import require_evolution
@@ -50,12 +51,36 @@ class OperatorConfig:
         return bool(self.key_schema)
 
 
+def begins_state(entries: Sequence[Entry], query_id: str, first_batch: int, is_added: Callable[[], bool]) -> bool:
+    """Whether a start's first batch begins with no state of earlier batches, and an initial state counts.
+
+    That is so for batch 0, for an operator whose state was given up, and for one that was added to the query, as
+    `is_added` tells from the checkpoints of the others. A start that repeats such a batch begins so again.
+    """
+    if first_batch == 0:
+        return True
+    history = History(entries)
+    before = history.at(first_batch - 1)
+    if before is not None:
+        return before.is_initial
+    if any(checkpoint.batch < first_batch for checkpoint in history.checkpoints):
+        return False
+    return gave_up(entries, query_id) or is_added()
+
+
 def require_admission(
-    config: OperatorConfig, history: History, first_batch: int, time_before_ms: int | None, name: str
+    config: OperatorConfig,
+    history: History,
+    first_batch: int,
+    time_before_ms: int | None,
+    name: str,
+    *,
+    begins: bool = False,
 ) -> None:
     """Check that a location's state belongs to this operator and reaches up to Spark's first batch.
 
-    `time_before_ms` is Spark's time of the batch before that one; None if Spark has forgotten it.
+    `time_before_ms` is Spark's time of the batch before that one; None if Spark has forgotten it. With `begins` the
+    operator needs no state, as :func:`begins_state` tells.
 
     Raises ConfigurationError if another query, another operator or another copy of the query wrote the state, or if its
     keys, states or settings do not fit this start's; StateMissingError if the checkpoint before `first_batch` does not
@@ -70,7 +95,7 @@ def require_admission(
             kind=ErrorKind.OTHER_OWNER,
             hint="Give this query another location, or start it with the checkpointLocation that the state belongs to.",
         )
-    if first_batch == 0:
+    if begins or first_batch == 0:
         return
     before = history.at(first_batch - 1) if history.has_batch(first_batch - 1) else None
     if before is None:
@@ -117,8 +142,8 @@ def _missing(history: History, batch: int, name: str) -> StateMissingError:
         )
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
     hint = (
-        "Was the uid or the location changed, or the operator added to a query that had already run? Use"
-        " the old ones, or start with a new checkpointLocation."
+        "Was the uid or the location changed? Use the old ones. If the operator is new in the query, or its state is to"
+        " be given up, stop the query and run statelog.forget(checkpointLocation, uid): then it starts empty."
         + (
             " Or did the first batch run no action on the operator's output? Then run"
             " statelog.rewind(checkpointLocation)."

@@ -14,7 +14,6 @@ from dataclasses import replace
 from statelog.checkpoint.admission import (
     OperatorConfig,
     incomplete_batch,
-    require_admission,
     require_own_partition,
     require_own_segments,
     stale_run,
@@ -25,6 +24,7 @@ from statelog.checkpoint.commit import checkpoint_metrics, compose, generations_
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.history import History
 from statelog.checkpoint.materialization import MaterializationPolicy
+from statelog.checkpoint.operator_start import OperatorStart
 from statelog.checkpoint.progress import RestoringSubtasks
 from statelog.checkpoint.protocol import (
     Ack,
@@ -40,9 +40,10 @@ from statelog.checkpoint.protocol import (
     TaskRequest,
     Witness,
 )
+from statelog.checkpoint.query_operators import OperatorChanges
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
 from statelog.checkpoint.settings import Inherited, inherit
-from statelog.checkpoint.views import Views, initial_checkpoint, initial_entry
+from statelog.checkpoint.views import Views
 from statelog.clock import Clock
 from statelog.errors import FencedError, ProtocolError, StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
@@ -67,7 +68,7 @@ class Coordinator:
     `root` is the operator's folder in the store, `location` the store's, for tasks and messages. `new_token` makes 16
     unique bytes. `batch_time` gives Spark's times of a batch, and raises FencedError if it knows no such batch. `slots`
     is the number of subtasks that run at a time. With `deletes_in_background` a thread deletes files that are no longer
-    needed, beside the work.
+    needed, beside the work. `changes` tells whether operators were added or removed.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Coordinator:
         deletes_in_background: bool,
         slots: int,
         merge_policy: MergePolicy = MERGE_POLICY,
+        changes: OperatorChanges | None = None,
     ) -> None:
         options = options.for_store(can_append=store.can_append)
         self._config = config
@@ -107,6 +109,7 @@ class Coordinator:
         self._generations: dict[str, int] = {}
         self._inherited = Inherited()
         self._initial: Sequence[str] = ()
+        self._start = OperatorStart(config, self._name, batch_time, changes)
         self._epoch = 0
         self._batch: Batch | None = None
         self._views = Views([], [], [], [])
@@ -124,43 +127,39 @@ class Coordinator:
     def _name(self) -> str:
         return f"operator '{self._config.uid}' at {self._location}/{self._root}"
 
+    def begins_at(self, first_batch: int) -> bool:
+        """Whether the operator begins its state with this batch, if :meth:`open` comes next."""
+        return first_batch == 0 or self._start.begins(self._log.read(), first_batch)
+
     def open(self, first_batch: int, given: Mapping[int, Sequence[StoredRun]] | None = None) -> None:
         """Claim the location for this start, and find the state before its first batch.
 
-        `given` is materialized state from before batch 0, by subtask. Raises the errors of `require_admission`, and
-        StorageError if the log cannot be read.
+        `given` is materialized state from before the operator's first batch, by subtask. Raises the errors of
+        :meth:`OperatorStart.admit`, and StorageError if the log cannot be read.
         """
         started_s = self._clock.monotonic_s()
         # A start that may not use the location must not fence off the one that owns it: look before claiming.
-        time_before_ms = self._known_time_ms(first_batch - 1)
-        require_admission(self._config, History(self._log.read()), first_batch, time_before_ms, self._name)
+        self._start.admit(self._log.read(), first_batch)
         entries = self._log.claim(self._make_claim)
-        require_admission(self._config, History(entries), first_batch, time_before_ms, self._name)
-        if first_batch == 0 and (given or History(entries).at(INITIAL_BATCH)):
-            entry = initial_entry(self._config, self._epoch, self._new_token(), self._log.number)
-            entries = [*entries, self._log.append(initial_checkpoint(entry, given or {}), [])]
+        begins = self._start.admit(entries, first_batch)
+        if begins:
+            initial = self._start.initial_entry(entries, first_batch, given or {}, self._log, self._new_token())
+            entries = [*entries, *[self._log.append(entry, []) for entry in initial]]
         self._inventory.open(entries, self._epoch, self._config.run_id, self._clock)
         self._inventory.points.open(self.history, first_batch)
         self._inventory.deleter.delete(self._inventory.samples.open(self.history, first_batch))
-        self._retained_from = INITIAL_BATCH if first_batch == 0 else self._inventory.retained_from()
+        self._retained_from = first_batch - 1 if begins else self._inventory.retained_from()
         self._policy.schedule.restore(self.history, first_batch - 1)
         before = self.history.at(first_batch - 1)
         self._generations = generations_of(self._config, before)
         self._inherited = inherit(self._config.settings, self._config.states, before, self._name)
         log_s = self._clock.monotonic_s() - started_s
         run = self._config
-        metrics = RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
+        metrics = RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s, begins)
         self._options.observer.restore(metrics)
 
-    def _known_time_ms(self, batch: int) -> int | None:
-        """Spark's time of a batch before this start; None if there was none, or Spark has forgotten it."""
-        try:
-            return None if batch < 0 else self._batch_time(batch).time_ms
-        except FencedError:
-            return None
-
     def offer_initial_state(self, objects: Sequence[str]) -> None:
-        """Give the subtasks of batch 0 the rows of an initial state; call it before they begin.
+        """Give the subtasks of the operator's first batch the rows of an initial state; call it before they begin.
 
         `objects` has one name for each subtask, empty for a subtask without rows.
         """

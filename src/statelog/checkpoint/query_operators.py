@@ -8,12 +8,13 @@ that the query has dropped from one whose checkpoint is missing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from statelog.checkpoint.history import History
 from statelog.clock import SystemClock
-from statelog.log.entry import Checkpoint, Fence, QueryOperators
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.log.entry import Checkpoint, Claim, Fence, QueryOperators, gave_up
 from statelog.log.open import LOG_FOLDER, open_log, operator_folder
 from statelog.options import Options
 from statelog.storage import Store
@@ -71,6 +72,8 @@ class QueryLogs:
     open_location: Callable[[str], Store]
     found: list[OperatorLog] = field(default_factory=list)
     """The logs known so far."""
+    given_up: set[str] = field(default_factory=set)
+    """Uids of the known logs that have no checkpoint because the state was given up."""
 
     @staticmethod
     def read(query_id: str, home: str, given: str | None, open_location: Callable[[str], Store]) -> QueryLogs:
@@ -80,10 +83,14 @@ class QueryLogs:
         """
         logs = QueryLogs(query_id, home, given, open_location)
         for location in dict.fromkeys([home] if given is None else [given, home]):
-            store = open_location(location)
-            for root in operators_of(store):
-                logs._add(store, location, root)
+            logs.look_at(location)
         return logs
+
+    def look_at(self, location: str) -> None:
+        """Read the logs of the query's operators in a location."""
+        store = self.open_location(location)
+        for root in operators_of(store):
+            self._add(store, location, root)
 
     def newest(self, up_to: int | None = None) -> int | None:
         """The newest batch with a checkpoint of any operator, among those up to `up_to`."""
@@ -107,7 +114,7 @@ class QueryLogs:
         chosen = {uid: self._chosen(uid, place) for uid, place in sorted(places.items())}
         return BatchOperators(
             operators=[log for log in chosen.values() if log is not None],
-            missing={uid: places[uid] for uid, log in chosen.items() if log is None},
+            missing={uid: places[uid] for uid, log in chosen.items() if log is None and uid not in self.given_up},
             former=[log for log in self.found if log.uid not in places],
             is_noted=True,
         )
@@ -142,6 +149,8 @@ class QueryLogs:
         entries = open_log(store, root, Options(), SystemClock()).read()
         history = History(entries)
         latest = history.latest
+        if latest is None and gave_up(entries, self.query_id):
+            self.given_up |= {entry.uid for entry in entries if isinstance(entry, Claim)}
         if latest is None or latest.query_id != self.query_id or uid not in (None, latest.uid):
             return False
         runs = frozenset(entry.run_id for entry in entries if not isinstance(entry, Fence))
@@ -156,6 +165,59 @@ class QueryLogs:
                 if wanted is not None and is_same_place(log.location, wanted):
                     return log
         return own[0] if own else None
+
+
+@dataclass(frozen=True)
+class OperatorChanges:
+    """Finds out whether a start of a query has added operators, or removed some, from the notes in checkpoints."""
+
+    query_id: str
+    home: str
+    """The location below the query's checkpointLocation."""
+    locations: Mapping[str, str]
+    """Those of the operators that the start has, by uid."""
+    open_location: Callable[[str], Store]
+
+    def has_added(self, uid: str, batch: int, time_ms: int | None, name: str) -> bool:
+        """Whether a checkpoint of a batch notes the query's operators, and `uid` is none of them.
+
+        `time_ms` is Spark's time of the batch; None if Spark has forgotten it. Raises as :meth:`require_none_removed`,
+        because an operator that has another uid now seems to be added too.
+        """
+        logs = QueryLogs(self.query_id, self.home, None, self.open_location)
+        for location in dict.fromkeys(self.locations.values()):
+            logs.look_at(location)
+        noted = _newest_note([log.history.at(batch) for log in logs.found], time_ms)
+        if noted is None or uid in noted.locations:
+            return False
+        self._require_all(noted, batch, name)
+        return True
+
+    def require_none_removed(self, before: Checkpoint, name: str) -> None:
+        """Raise ConfigurationError if the query had an operator whose state this start would silently leave behind.
+
+        `before` is a checkpoint of the batch before the start's first one, and `name` is its operator. Operators whose
+        state was given up may be missing. Raises CorruptionError or StorageError if a log cannot be read.
+        """
+        if before.operators is not None:
+            self._require_all(before.operators, before.batch, name)
+
+    def _require_all(self, noted: QueryOperators, batch: int, name: str) -> None:
+        for uid in sorted(noted.locations.keys() - self.locations.keys()):
+            location = noted.locations[uid] or self.home
+            if not self._is_given_up(uid, location):
+                raise ConfigurationError(
+                    f"{name}: at batch {batch} the query also had an operator '{uid}', whose state is at {location};"
+                    " now it has none of this uid.",
+                    kind=ErrorKind.OPERATOR_REMOVED,
+                    hint="Was the uid changed? Use the old one. To go on without the operator, stop the query and give"
+                    f" its state up: statelog.forget(checkpointLocation, '{uid}').",
+                )
+
+    def _is_given_up(self, uid: str, location: str) -> bool:
+        store = self.open_location(location)
+        entries = open_log(store, operator_folder(store, uid), Options(), SystemClock()).read()
+        return gave_up(entries, self.query_id) and History(entries).latest is None
 
 
 def noted_location(location: str | None) -> str:

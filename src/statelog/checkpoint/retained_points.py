@@ -86,9 +86,9 @@ class RetainedPoints:
     def add(self, history: History, checkpoint: Checkpoint) -> bool:
         """Whether a certain checkpoint is the first of an interval, so that it will be pinned.
 
-        The initial checkpoint has no time.
+        An initial checkpoint is of no batch.
         """
-        if checkpoint.batch == INITIAL_BATCH:
+        if checkpoint.batch == INITIAL_BATCH or checkpoint.is_initial:
             return False
         due = [
             (every_s, lasts_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from statelog.checkpoint.admission import require_complete
@@ -104,6 +104,17 @@ def find_target(
             hint="Restore the state from a copy of the same time, or start with a new checkpointLocation.",
         )
     return RewindTarget(newest, found.operators, found.former)
+
+
+def target_at(logs: QueryLogs, target: RewindTarget, batch: int, time_ms: Callable[[int], int | None]) -> RewindTarget:
+    """The target of a rewind to an earlier batch: the operators that the query had then; those added since begin anew.
+
+    `target` is the newest one, whose operators count if no checkpoint of the batch notes them.
+    """
+    found = logs.at(batch, time_ms(batch))
+    if not found.is_noted or found.missing:
+        return replace(target, batch=batch)
+    return RewindTarget(batch, found.operators, found.former)
 
 
 def _newest_of_query(log: OperatorLog, committed: int, time_ms: Callable[[int], int | None]) -> int:

@@ -32,14 +32,17 @@ def initial_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]
     return msgspec.structs.replace(entry, base_ranges=ranges)
 
 
-def initial_entry(config: OperatorConfig, epoch: int, token: bytes, log_start: int) -> Checkpoint:
-    """The checkpoint before the first batch, still without state.
+def initial_entry(
+    config: OperatorConfig, batch: int, batch_time_ms: int, *, epoch: int, token: bytes, log_start: int
+) -> Checkpoint:
+    """The checkpoint before an operator's first batch, still without state.
 
-    `token` is 16 unique bytes, `log_start` the number of the log's newest file.
+    `batch` is the query's batch before that one, at Spark's time `batch_time_ms`. `token` is 16 unique bytes,
+    `log_start` the number of the log's newest file.
     """
     return Checkpoint(
         epoch=epoch,
-        batch=INITIAL_BATCH,
+        batch=batch,
         revision=0,
         query_id=config.query_id,
         run_id=config.run_id,
@@ -48,12 +51,14 @@ def initial_entry(config: OperatorConfig, epoch: int, token: bytes, log_start: i
         segments=[],
         key_schema=config.key_schema,
         states=config.states,
-        batch_time_ms=0,
+        batch_time_ms=batch_time_ms,
         watermark_ms=NO_TIME_MS,
         token=token,
         log_start=log_start,
-        retained_from=INITIAL_BATCH,
+        retained_from=batch,
         settings=dict(config.settings),
+        # Whoever reads checkpoint -1 knows it without a mark, also an older version.
+        is_initial=batch != INITIAL_BATCH,
     )
 
 
@@ -85,7 +90,7 @@ class Views:
             ]
             return cls(genesis_digests, heads, fired, [])
         snapshots, before = [SnapshotView()] * config.parallelism, history.at(batch - 1)
-        if before is not None:
+        if before is not None and not before.is_initial:
             snapshots = restored_views(before, {state.name for state in config.states}, config.parallelism)
         return cls(genesis_digests, genesis_digests, fired, snapshots)
 

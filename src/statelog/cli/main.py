@@ -45,6 +45,7 @@ for _command in (
     query_commands.branch,
     query_commands.rewind,
     query_commands.fall_back,
+    query_commands.forget,
     query_commands.gc,
 ):
     commands.add_command(_command)

@@ -13,6 +13,7 @@ from statelog.cli.shown import show_result, show_results, size_text
 from statelog.cli.verify_command import DAMAGE_COLUMNS
 from statelog.streams import branch as branch_module
 from statelog.streams import fall_back as fall_back_module
+from statelog.streams import forget as forget_module
 from statelog.streams import orphans, repair, save_restore
 
 _OPERATORS: Final = click.option(
@@ -111,6 +112,17 @@ def fall_back(
         return
     show_results(done.damages, DAMAGE_COLUMNS, as_json=False)
     show_result(replace(done, damages=()), as_json=False)
+
+
+@click.command()
+@click.argument("checkpoint_location", metavar="CHECKPOINT")
+@click.argument("uid")
+@click.option("--dry-run", is_flag=True, help="Only report the state; give up nothing.")
+@_PLACE
+@JSON
+def forget(checkpoint_location: str, uid: str, dry_run: bool, location: str | None, as_json: bool) -> None:
+    """Give up the state of operator UID of a stopped query, which then goes on without it, or with it empty."""
+    show_result(forget_module.forget(checkpoint_location, uid, location=location, dry_run=dry_run), as_json=as_json)
 
 
 @click.command()

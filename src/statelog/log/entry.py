@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -19,9 +19,13 @@ from statelog.runs.schema import StateSchema
 from statelog.storage.store import Store
 
 _MAGIC: Final = b"SLE"
-VERSION: Final = 2
-"""Version of newly written entries. Entries of version 1 do not record which checkpoints are retained."""
-FRAME_MAGIC: Final = _MAGIC + b"%d" % VERSION
+VERSION: Final = 3
+"""The newest version of entries. Version 1 does not record which checkpoints are retained.
+
+Version 3 is that of claims that give up the state and of initial checkpoints; all others are written as version 2.
+"""
+FRAME_MAGIC: Final = _MAGIC + b"2"
+_NEWER_MAGIC: Final = _MAGIC + b"%d" % VERSION
 _READABLE: Final = frozenset(_MAGIC + b"%d" % version for version in range(1, VERSION + 1))
 _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
@@ -43,6 +47,8 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     uid: str
     token: bytes
     time_ms: int
+    gives_up: bool = False
+    """Whether all earlier checkpoints are given up: the operator starts empty, or is not used any more."""
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
@@ -114,6 +120,8 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     """Settings that the state depends on, see :mod:`statelog.checkpoint.settings`. Empty in entries of version 1 and of
     unkeyed operators.
     """
+    is_initial: bool = False
+    """Whether the entry stands for the start of an operator that was added to its query, and not for a batch."""
 
     def segments_of(self, first: int, last: int) -> list[SegmentRef]:
         """The segments of the subtasks from `first` to `last`, both included."""
@@ -170,6 +178,12 @@ _subtask: Final = attrgetter("subtask")
 
 Entry = Claim | Fence | Checkpoint
 
+
+def gave_up(entries: Iterable[Entry], query_id: str) -> bool:
+    """Whether a query has given up checkpoints of a log with these entries."""
+    return any(isinstance(entry, Claim) and entry.gives_up and entry.query_id == query_id for entry in entries)
+
+
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Entry)
 
@@ -192,8 +206,14 @@ def encode_frame(entry: Entry, payload: list[bytes]) -> list[bytes]:
     index = _encoder.encode(entry)
     payload_bytes = sum(map(len, payload))
     checksum = xxhash.xxh3_64_intdigest(index)
-    head = _HEADER.pack(FRAME_MAGIC, len(index), payload_bytes, checksum, 0)[:-8]
+    head = _HEADER.pack(_magic_of(entry), len(index), payload_bytes, checksum, 0)[:-8]
     return [head + xxhash.xxh3_64_digest(head)[::-1] + index, *payload]
+
+
+def _magic_of(entry: Entry) -> bytes:
+    """The version that a reader must know at least; older ones refuse the entry instead of passing over its news."""
+    is_newer = getattr(entry, "gives_up", False) or getattr(entry, "is_initial", False)
+    return _NEWER_MAGIC if is_newer else FRAME_MAGIC
 
 
 def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:

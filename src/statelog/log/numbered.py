@@ -56,12 +56,17 @@ class _LogFiles:
 
     @property
     def entries(self) -> list[Entry]:
-        """All entries in order, without those that an epoch wrote after a newer one claimed."""
+        """All entries in order, without those that an epoch wrote after a newer one claimed, and without given up ones.
+
+        Claims stay, also those before the one that gave the checkpoints up.
+        """
         valid: list[Entry] = []
         newest = 0
         for entry in (entry for file in reversed(self.files) for entry in file):
             if entry.epoch >= newest:
                 newest = entry.epoch
+                if isinstance(entry, Claim) and entry.gives_up:
+                    valid = [earlier for earlier in valid if isinstance(earlier, Claim)]
                 valid.append(entry)
         return valid
 
@@ -170,6 +175,7 @@ class NumberedLog:
         self._require_ownership(self._end)
         self._note_claims(contents)
         self._looked_s, self._lost = looked_s, ""
+        self._is_used = claim.gives_up
         return contents.entries
 
     def append(self, entry: Checkpoint, payload: list[bytes]) -> Checkpoint:

@@ -71,6 +71,8 @@ class SavedOperator(msgspec.Struct, frozen=True):
     """The largest event time of each input, if the operator has a watermark of its own."""
     settings: dict[str, int | str] = {}
     """The settings that the state depends on, as in a checkpoint."""
+    is_initial: bool = False
+    """Whether the operator had been added to the query and had not run a batch yet."""
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -104,6 +104,7 @@ def _entry(saved: SavedOperator, target: RestoreTarget, log: NumberedLog) -> Che
         log_start=log.number,
         retained_from=target.batch,
         operators=target.operators,
+        is_initial=saved.is_initial,
     )
 
 

@@ -6,16 +6,17 @@ import logging
 import os
 import secrets
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.admission import OperatorConfig, incomplete_batch, require_admission
+from statelog.checkpoint.admission import OperatorConfig, begins_state, incomplete_batch, require_admission
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick, Ticked
-from statelog.checkpoint.query_operators import noted_location
+from statelog.checkpoint.query_operators import OperatorChanges, noted_location
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
 from statelog.log.entry import QueryOperators
@@ -23,6 +24,7 @@ from statelog.log.open import (
     INITIAL_FOLDER,
     RUNS_FOLDER,
     STATE_FOLDER,
+    open_location,
     open_log,
     open_retrying_store,
     operator_folder,
@@ -115,14 +117,16 @@ class Endpoint:
             for plan in plans:
                 if plan.placement is not None:
                     plan.placement.keep_during(query)
-                if plan.has_initial and internals.is_first_start(query):
+                if plan.has_initial:
                     self._try_initial(plan, query, run_id)
 
     def _try_initial(self, plan: OperatorPlan, query: StreamingQuery, run_id: str) -> None:
         try:
-            outcome: _StoredInitial | Exception = _store_initial(plan, query, run_id)
+            outcome: _StoredInitial | Exception | None = _store_initial(plan, query, run_id)
         except Exception as error:
             outcome = error
+        if outcome is None:
+            return
         with self._lock:
             self._initial_outcomes[run_id, plan.instance] = outcome
 
@@ -224,6 +228,7 @@ class Endpoint:
         locations = {one.uid: noted_location(one.location) for one in self._plans_of(query)}
         coordinator = Coordinator(
             _config_of(plan, query, QueryOperators(int(self._clock.now_s() * 1000), locations)),
+            changes=_operator_changes(query, self._plans_of(query)),
             store=store,
             location=location,
             root=root,
@@ -236,9 +241,9 @@ class Endpoint:
             deletes_in_background=True,
             slots=plan.session.sparkContext.defaultParallelism,
         )
-        if task.batch == 0 and plan.has_initial:
+        if plan.has_initial and coordinator.begins_at(task.batch):
             initial = self._require_initial(plan, task)
-            coordinator.open(0, initial.runs)
+            coordinator.open(task.batch, initial.runs)
             coordinator.offer_initial_state(initial.rows)
         else:
             coordinator.open(task.batch)
@@ -283,17 +288,27 @@ def _config_of(plan: OperatorPlan, query: StreamingQuery, operators: QueryOperat
     )
 
 
-def _store_initial(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _StoredInitial:
-    """Store the state before the first batch, unless the location belongs to another query.
+def _operator_changes(query: StreamingQuery, plans: Iterable[OperatorPlan]) -> OperatorChanges:
+    home = f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
+    return OperatorChanges(str(query.id), home, {plan.uid: plan.location or home for plan in plans}, open_location)
 
-    The location is not claimed yet, so nothing of other starts is removed here; the claim removes their orphans.
+
+def _store_initial(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _StoredInitial | None:
+    """Store the state before the operator's first batch; None if the operator has run before.
+
+    Raises ConfigurationError if the location belongs to another query. It is not claimed yet, so nothing of other
+    starts is removed here; the claim removes their orphans.
     """
     location = _location(plan, query)
     store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
     root = operator_folder(store, plan.uid)
     entries = open_log(store, root, plan.options, SystemClock()).read()
+    # Whether it was really added to the query is found out when its first task calls; then the objects are orphans.
+    first_batch = internals.first_batch(query)
+    if not begins_state(entries, str(query.id), first_batch, lambda: True):
+        return None
     name = f"operator '{plan.uid}' at {location}/{root}"
-    require_admission(_config_of(plan, query), History(entries), 0, None, name)
+    require_admission(_config_of(plan, query), History(entries), first_batch, None, name, begins=True)
     rows: list[str] = []
     if plan.initial is not None:
         folder = f"{root}/{INITIAL_FOLDER}/{run_id}"

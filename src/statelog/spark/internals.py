@@ -61,9 +61,10 @@ def checkpoint_location(query: StreamingQuery) -> str:
     return str(_execution(query).resolvedCheckpointRoot())
 
 
-def is_first_start(query: StreamingQuery) -> bool:
-    """Whether a query that is about to start has no committed batch yet."""
-    return bool(_execution(query).commitLog().getLatest().isEmpty())
+def first_batch(query: StreamingQuery) -> int:
+    """The batch with which a query that is about to start begins: the one after the last that Spark has committed."""
+    latest = _execution(query).commitLog().getLatest()
+    return 0 if latest.isEmpty() else int(latest.get()._1()) + 1
 
 
 def batch_time(query: StreamingQuery, batch: int) -> BatchTime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from statelog.checkpoint.query_operators import OperatorLog
-from statelog.checkpoint.rewind_target import RewindTarget, find_target
+from statelog.checkpoint.rewind_target import RewindTarget, find_target, target_at
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.log.open import open_location
 from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, SparkCheckpoint
@@ -114,6 +114,8 @@ class StoppedFiles:
     commits: list[int]
     target: RewindTarget
     """The newest checkpoint to which the query can go back."""
+    target_at: Callable[[int], RewindTarget]
+    """Gives the target for an earlier batch."""
 
     @classmethod
     def open(
@@ -133,7 +135,10 @@ class StoppedFiles:
             return spark.time_ms(batch) if batch in offsets else None
 
         logs = read_logs(spark, location)
-        return cls(spark, offsets, commits, find_target(logs, commits, time_ms, operators))
+        newest = find_target(logs, commits, time_ms, operators)
+        if operators is not None:
+            return cls(spark, offsets, commits, newest, lambda batch: replace(newest, batch=batch))
+        return cls(spark, offsets, commits, newest, lambda batch: target_at(logs, newest, batch, time_ms))
 
     def is_of_batch(self, log: OperatorLog, batch: int) -> bool:
         """Whether an operator retains the checkpoint that belongs to Spark's batch."""
@@ -145,9 +150,10 @@ class StoppedFiles:
 
     def rewind_to(self, batch: int, *, dry_run: bool) -> Rewound:
         """Have the query go on after a batch; raises the errors of :func:`rewind`."""
-        target = replace(self.target, batch=batch)
-        if batch != self.target.batch:
+        target = self.target
+        if batch != target.batch:
             self._require_choice(batch)
+            target = self.target_at(batch)
         names = [log.uid for log in target.operators], [log.uid for log in target.former]
         taken_back = [committed for committed in self.commits if committed > batch]
         if not taken_back:

@@ -212,8 +212,9 @@ class LocalQuery:
             slots=2,
             merge_policy=self.policy,
         )
+        begins = coordinator.begins_at(first_batch)
         coordinator.open(first_batch)
-        if first_batch == 0:
+        if begins:
             coordinator.offer_initial_state(self._store_initial_state(store))
         self.coordinator = coordinator
 
