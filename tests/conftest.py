@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyspark
@@ -91,3 +91,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = make_session()
     yield session
     session.stop()
+
+
+@pytest.fixture(name="configured")
+def make_configured(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    """Sets what a session is configured with until the end of a test."""
+    names: list[str] = []
+
+    def configure(name: str, value: str) -> None:
+        names.append(name)
+        spark.conf.set(name, value)
+
+    yield configure
+    for name in names:
+        spark.conf.unset(name)

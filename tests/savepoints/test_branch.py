@@ -21,10 +21,10 @@ from statelog.reading.source import read_history
 from statelog.savepoints import branch as save_module
 from statelog.savepoints.branch import branch_operator
 from statelog.savepoints.load import RestoreTarget
+from statelog.spark import checkpoint_location
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import is_link
 from statelog.streams import branch as branch_module
-from statelog.streams import checkpoint_location
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultStore
 from tests.model.engine import Engine

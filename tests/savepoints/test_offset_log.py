@@ -43,3 +43,41 @@ def test_another_format_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"offsets/3: .*format of Spark's offset log") as refused:
         read(text)
     assert refused.value.kind is ErrorKind.UNSUPPORTED_FEATURE
+
+
+NEW = json.dumps({"clock": "new", "tick": 0})
+A, B, OLD = '{"logOffset":4}', '{"topic":{"0":17}}', '{"clock": "old", "tick": 7}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "are_clocks", "expected"),
+    [
+        ([A], [False, True], [A, NEW]),
+        ([A, B], [False, False, True, True], [A, B, NEW, NEW]),
+        ([A, OLD], [False, True, True], [A, OLD, NEW]),
+        ([A, OLD], [False], [A]),
+        ([A, OLD, OLD], [False, True], [A, OLD]),
+        ([A, OLD], [False, True], None),
+        ([A], [False], None),
+        ([A], [True, False], None),
+        ([OLD, A], [False], None),
+        ([A, OLD, B], [False, False], None),
+        ([A, B], [False, True], None),
+        ([A], [False, False], None),
+        ([A], [False, False, True], None),
+    ],
+)
+def test_clocks_come_and_go_behind_all_other_sources(
+    lines: list[str], are_clocks: list[bool], expected: list[str] | None
+) -> None:
+    entry = read("\n".join(["v1", METADATA, *lines]))
+    wanted = None if expected is None else "\n".join(["v1", METADATA, *expected])
+    assert entry.with_clocks(are_clocks, "new") == wanted
+
+
+def test_clocks_come_and_go_by_their_numbers() -> None:
+    """In version 2 the lines may stand in any order."""
+    plain, clocked = f"v2\n{METADATA}\n1:{B}\n0:{A}", f"v2\n{METADATA}\n2:{OLD}\n1:{B}\n0:{A}"
+    assert read(plain).with_clocks([False, False, True], "new") == f"{plain}\n2:{NEW}"
+    assert read(clocked).with_clocks([False, False], "new") == plain
+    assert read(clocked).clocks == ["old"]

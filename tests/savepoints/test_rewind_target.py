@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import OperatorLog, QueryLogs
-from statelog.checkpoint.rewind_target import RewindTarget, find_target
+from statelog.checkpoint.rewind_target import RewindTarget, find_target, target_at
 from statelog.log.entry import Checkpoint, QueryOperators
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
@@ -99,6 +99,31 @@ def test_a_lost_checkpoint_is_damage_of_the_query_only() -> None:
     with pytest.raises(CorruptionError, match="'b'.*lacks checkpoint 2"):
         target(noted("a", range(4), "ab"), damaged, commits=range(4))
     assert target(noted("a", range(4), "a"), damaged, commits=range(4), uids=["a"]).batch == 3
+
+
+# ---- An earlier batch ----
+
+
+def earlier(*logs: OperatorLog, batch: int, time_ms: int | None = None) -> RewindTarget:
+    """The target for a batch, if the newest one is batch 9 of the first operator."""
+    newest = RewindTarget(9, [logs[0]], [])
+    return target_at(QueryLogs("query", HOME, None, nothing_there, list(logs)), newest, batch, lambda _: time_ms)
+
+
+def test_operators_that_were_added_later_do_not_count_for_an_earlier_batch() -> None:
+    a = log("a", *[checkpoint(batch, note="a" if batch < 5 else "ab") for batch in range(10)])
+    initial = checkpoint(4, is_initial=True)
+    b = log("b", initial, *[checkpoint(batch, note="ab") for batch in range(5, 10)])
+    for batch, operators, former in ((3, [a], [b]), (4, [a], [b]), (5, [a, b], [])):
+        assert earlier(b, a, batch=batch) == RewindTarget(batch, operators, former)
+
+
+def test_the_newest_operators_count_if_no_note_tells_or_one_cannot_be_found() -> None:
+    plain = log("a", *[checkpoint(batch) for batch in range(10)])
+    assert earlier(plain, batch=3) == RewindTarget(3, [plain], [])
+    lacking = noted("a", range(10), "ab")
+    assert earlier(lacking, batch=3) == RewindTarget(3, [lacking], [])
+    assert earlier(noted("b", range(10), "b"), noted("a", range(10), "a"), batch=3, time_ms=7).former == []
 
 
 # ---- The operators ----

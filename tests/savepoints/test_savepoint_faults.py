@@ -15,8 +15,9 @@ from statelog.reading.manifest import Manifest
 from statelog.savepoints import load, save
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.spark_files import StoreFiles
+from statelog.spark import checkpoint_location
 from statelog.storage import LocalStore, Store
-from statelog.streams import checkpoint_location, save_restore
+from statelog.streams import save_restore
 from statelog.testing.faults import FaultStore
 from tests.compat.test_fixtures import KEYS, expected, fixture_hash, write
 from tests.compat.test_savepoints import BATCH, FIXTURES, restored

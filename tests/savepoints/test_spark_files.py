@@ -10,10 +10,9 @@ import pytest
 from statelog import ConfigurationError, ErrorKind
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
-from statelog.spark import internals
+from statelog.spark import checkpoint_location, internals
+from statelog.spark.checkpoint_location import open_checkpoint, state_location
 from statelog.storage import LocalStore
-from statelog.streams import checkpoint_location
-from statelog.streams.checkpoint_location import open_checkpoint, state_location
 from statelog.testing.faults import FaultStore
 from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
 from tests.unit.test_crash_points import KillAt, Killed, When

@@ -102,6 +102,10 @@ class Query:
         """Add batches; each letter is a row."""
         add_json(self._root / "input", [[{"k": letter} for letter in batch] for batch in batches])
 
+    def sources(self, batch: int) -> int:
+        """The number of sources in Spark's offsets of a batch."""
+        return len((self.checkpoint / "offsets" / str(batch)).read_text().splitlines()) - 2
+
     def run(
         self,
         *uids: str,
@@ -109,6 +113,7 @@ class Query:
         observer: statelog.Observer = _SILENT,
         parallelism: int = 2,
         location: Path | None = None,
+        heartbeat_s: float | None = None,
         **more: Any,
     ) -> dict[int, dict[str, Counts]]:
         """Run all input through operators; return the last counts of each batch by operator and key.
@@ -129,7 +134,10 @@ class Query:
         stream = self._spark.readStream.schema("k string").option("maxFilesPerTrigger", 1)
         rows = stream.json(str(self._root / "input")).withColumn("counts", F.lit(""))
         for uid in uids:
-            own: dict[str, Any] = {"uid": uid, "options": Options(observer=observer, orphan_min_age_s=0)}
+            own: dict[str, Any] = {
+                "uid": uid,
+                "options": Options(observer=observer, orphan_min_age_s=0, heartbeat_s=heartbeat_s),
+            }
             if uid == uids[-1]:
                 own |= {"location": None if location is None else str(location), **more}
             if uid == "total":
@@ -182,6 +190,15 @@ def test_a_crash_in_the_first_batch_of_an_added_operator(query: Query, spark: Sp
     restores = Restores()
     assert query.run("a", "b", observer=restores, initialState=initial)[3]["b"] == {"x": 102, "q": 8}
     assert restores.begun == {"a": False, "b": False}
+
+
+def test_an_added_operator_may_need_a_clock(query: Query) -> None:
+    query.add("x")
+    assert query.run("a", "b", heartbeat_s=60) == {2: {"a": {"x": 3}, "b": {"x": 1}}}
+    assert query.sources(2) == 2
+    query.add("x")
+    assert query.run("a", "b") == {3: {"a": {"x": 4}, "b": {"x": 2}}}
+    assert query.sources(3) == 1
 
 
 def test_a_rewind_to_a_batch_before_the_operator_was_added(query: Query) -> None:

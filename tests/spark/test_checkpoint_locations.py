@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 import statelog
 from statelog import ConfigurationError, ErrorKind, StorageError
 from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.spark.checkpoint_location import open_checkpoint
 from statelog.spark.hadoop_files import HadoopFiles
 from statelog.storage import LocalStore
-from statelog.streams.checkpoint_location import open_checkpoint
 from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
 from tests.spark.support import Job, ledger_model, make_orders
 

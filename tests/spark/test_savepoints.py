@@ -236,20 +236,6 @@ def timed_rows(first_s: int) -> list[dict[str, str]]:
     return [{"key": f"k{n}", "time": f"2024-01-01T00:00:{first_s + n % 3:02}Z"} for n in range(12)]
 
 
-@pytest.fixture(name="configured")
-def make_configured(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
-    """Sets what a session is configured with until the end of a test."""
-    names: list[str] = []
-
-    def configure(name: str, value: str) -> None:
-        names.append(name)
-        spark.conf.set(name, value)
-
-    yield configure
-    for name in names:
-        spark.conf.unset(name)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
-from statelog import ErrorKind, FencedError, StateMissingError
+from statelog import ConfigurationError, ErrorKind, FencedError, StateMissingError
 from statelog.checkpoint.admission import begins_state
 from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.query_operators import OperatorChanges
 from statelog.log.entry import Checkpoint, Entry
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
@@ -53,17 +53,64 @@ def engine(tmp_path: Path) -> Engine:
     return Engine(tmp_path, lambda key: HASHES[key])
 
 
-@pytest.fixture
-def added(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """An operator that the others' checkpoints do not know."""
-    monkeypatch.setattr(OperatorChanges, "has_added", lambda *_: True)
-    made = Coordinator.__init__
+class Changes:
+    """Stands for what the checkpoints of other operators tell: this one was added. Notes what it is asked."""
 
-    def make(self: Coordinator, *args: object, **more: object) -> None:
-        made(self, *args, changes=OperatorChanges("query", "home", {}, LocalStore), **more)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    def has_added(self, *arguments: Any) -> bool:
+        self.asked.append(arguments)
+        return True
+
+    def require_none_removed(self, before: Checkpoint, name: str) -> None:
+        self.asked.append((before.batch, name))
+        if before.batch == 13:
+            raise ConfigurationError("an operator is missing.")
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> Changes:
+    """What every start is told of other operators."""
+    changes, made = Changes(), Coordinator.__init__
+
+    def make(self: Coordinator, *args: Any, **more: Any) -> None:
+        more["changes"] = changes
+        made(self, *args, **more)
 
     monkeypatch.setattr(Coordinator, "__init__", make)
+    return changes
+
+
+@pytest.fixture
+def added(engine: Engine, changes: Changes) -> Engine:
+    """An operator that the others' checkpoints do not know."""
     return engine
+
+
+def test_a_start_asks_of_the_batch_before_its_first(
+    added: Engine, changes: Changes, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"operator 'op' at {added.location}/op"
+    caplog.set_level("INFO", "statelog")
+    added.start(2, 7)
+    assert set(changes.asked) == {("op", 6, 1006, name)}
+    assert f"{name}: it is new in the query as of batch 7, and starts empty" in caplog.text
+    write(added, 7, 7)
+    changes.asked.clear()
+    caplog.clear()
+    added.start(2, 8)
+    assert set(changes.asked) == {(7, name)}
+    assert "new in the query" not in caplog.text
+
+
+def test_a_start_that_leaves_an_operator_behind_does_not_claim(added: Engine) -> None:
+    added.start(2, 13)
+    write(added, 13, 1)
+    before = max(entry.epoch for entry in added.open_log(LocalStore(added.location)).read())
+    with pytest.raises(ConfigurationError, match="an operator is missing"):
+        added.start(2, 14)
+    assert {entry.epoch for entry in added.open_log(LocalStore(added.location)).read()} == {before}
 
 
 def test_an_added_operator_begins_empty_at_the_next_batch(added: Engine) -> None:
@@ -168,4 +215,6 @@ def test_an_unkeyed_operator_begins_empty_too(tmp_path: Path) -> None:
     log = open_log(LocalStore(engine.location), engine.uid, engine.options, engine.clock)
     give_up_state(log, engine.query_id, engine.uid)
     engine.start(3, 1)
+    [initial] = [entry for entry in engine.read_log() if isinstance(entry, Checkpoint)]
+    assert (initial.batch, initial.is_initial, initial.base_ranges) == (0, True, None)
     assert engine.run_subtask(1, 0, [["read"]], [])[0] == [0, 3, False, False], "it is not restored"

@@ -304,3 +304,14 @@ def test_given_up_state_is_not_missing(places: Places) -> None:
     give_up(places, "home", "b")
     found = places.read().at(2)
     assert (where(found.operators), list(found.missing)) == ([("a", "home")], ["c"])
+
+
+def test_only_the_claims_uid_is_given_up_and_only_without_a_later_checkpoint(places: Places) -> None:
+    places.write("home", "a", range(3), note={"a": ""})
+    assert places.read().given_up == set()
+    give_up(places, "home", "a", "another")
+    assert places.read().given_up == set()
+    give_up(places, "home", "a")
+    assert places.read().given_up == {"a"}
+    places.write("home", "a", range(3, 4), note={"a": ""})
+    assert places.read().given_up == set()

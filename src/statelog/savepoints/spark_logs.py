@@ -66,16 +66,46 @@ class BatchOffsets:
         parsed = {source: _parsed(offset).get("logOffset") for source, offset in self.offsets}
         return {source: end for source, end in parsed.items() if isinstance(end, int)}
 
+    @property
+    def clocks(self) -> list[str]:
+        """The ids of the clock sources."""
+        return [str(_parsed(offset)["clock"]) for _, offset in self.offsets if _is_clock(offset)]
+
     def with_clock(self, clock_id: str) -> str:
         """The entry's text, with `clock_id` as the id of the heartbeat's clock source."""
+        return self._text([(source, _renamed(offset, clock_id)) for source, offset in self.offsets])
+
+    def with_clocks(self, are_clocks: Sequence[bool], clock_id: str) -> str | None:
+        """The entry's text for a query with these sources, of which some are clocks; None if no change is needed.
+
+        Clocks that are new begin with the id `clock_id`. None also if the change would not leave the numbers of other
+        sources as they are.
+        """
+        others = [one for one in self.offsets if not _is_clock(one[1])]
+        clocks = [one for one in self.offsets if _is_clock(one[1])]
+        count = sum(are_clocks)
+        if len(clocks) == count or [*are_clocks] != [False] * len(others) + [True] * count:
+            return None
+        if self.version == _POSITIONAL and self.offsets != others + clocks:
+            return None
+        added = [
+            (str(place), json.dumps({"clock": clock_id, "tick": 0}))
+            for place in range(len(others) + len(clocks), len(others) + count)
+        ]
+        return self._text([*others, *clocks[:count], *added])
+
+    def _text(self, offsets: Sequence[tuple[str, str]]) -> str:
         has_names = self.version == _NAMED
-        lines = [(f"{source}:" if has_names else "") + _renamed(offset, clock_id) for source, offset in self.offsets]
+        lines = [(f"{source}:" if has_names else "") + offset for source, offset in offsets]
         return "\n".join([self.version, self.metadata, *lines])
 
 
+def _is_clock(text: str) -> bool:
+    return _parsed(text).keys() == {"clock", "tick"}
+
+
 def _renamed(text: str, clock_id: str) -> str:
-    offset = _parsed(text)
-    return json.dumps({**offset, "clock": clock_id}) if offset.keys() == {"clock", "tick"} else text
+    return json.dumps({**_parsed(text), "clock": clock_id}) if _is_clock(text) else text
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -34,6 +34,9 @@ from statelog.metrics import Measurements
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
 from statelog.spark.arrow_batches import lift_byte_limit
+from statelog.spark.checkpoint_location import open_checkpoint
+from statelog.spark.clock_offsets import fit_clock_offsets
+from statelog.spark.clock_source import CLOCK_SOURCE
 from statelog.spark.initial import InitialPlace, store_rows, store_tables
 from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
@@ -112,6 +115,7 @@ class Endpoint:
             plans = [] if query is None else self._plans_of(query)
             if query is None or not plans:
                 continue
+            _fit_clock(session, query)
             restrain_adaptive_execution(query)
             lift_byte_limit(session, query)
             for plan in plans:
@@ -286,6 +290,15 @@ def _config_of(plan: OperatorPlan, query: StreamingQuery, operators: QueryOperat
         operators,
         plan.settings,
     )
+
+
+def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:
+    """Let the query go on if it has got the clock source, or lost it; after a failure Spark refuses the start."""
+    try:
+        are_clocks = [name == CLOCK_SOURCE for name in internals.streaming_sources(query)]
+        fit_clock_offsets(open_checkpoint(internals.checkpoint_location(query), session), are_clocks)
+    except Exception as error:
+        _log.error("query %s: its offset log could not be fitted to its sources: %s", query.id, error)
 
 
 def _operator_changes(query: StreamingQuery, plans: Iterable[OperatorPlan]) -> OperatorChanges:

@@ -24,6 +24,7 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.location import scheme_of
 
 _MAPS_OF_ROWS: Final = frozenset({"MapInArrow", "MapInPandas"})
+_STREAMS: Final = frozenset({"StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation"})
 _SINKS_IN_PYTHON: Final = frozenset({"ForeachBatchSink", "PythonTable"})
 
 
@@ -145,6 +146,15 @@ def reads_source(df: DataFrame, name: str) -> bool:
     return any(_class_name(node) == "StreamingRelationV2" and str(node.sourceName()) == name for node in nodes)
 
 
+def streaming_sources(query: StreamingQuery) -> list[str]:
+    """The names of a query's streaming sources, in the order of their numbers; empty for older kinds of sources."""
+    relations: list[Any] = []
+    for node in _plan_nodes(_execution(query).analyzedPlan()):
+        if _class_name(node) in _STREAMS and not any(node.equals(other) for other in relations):
+            relations.append(node)
+    return [str(node.sourceName()) if _class_name(node) == "StreamingRelationV2" else "" for node in relations]
+
+
 def python_sources(query: StreamingQuery) -> list[str]:
     """The names of the Python streaming sources that a query reads, one for each read."""
     nodes = _plan_nodes(_execution(query).analyzedPlan())
@@ -200,12 +210,15 @@ def _analyzed(df: DataFrame) -> Any:
 
 
 def _plan_nodes(plan: Any) -> Iterator[Any]:
-    """All nodes of a plan. The text of a plan is no substitute: Spark cuts it off at a configured length."""
+    """All nodes of a plan, parents first and from left to right.
+
+    The text of a plan is no substitute: Spark cuts it off at a configured length.
+    """
     waiting = [plan]
     while waiting:
         node = waiting.pop()
         yield node
-        waiting += _items(node.children())
+        waiting += reversed(_items(node.children()))
 
 
 def _items(sequence: Any) -> list[Any]:

@@ -23,9 +23,9 @@ from statelog.savepoints.load import RestoreTarget
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.stopped import StoppedQuery
 from statelog.savepoints.target import require_apart
+from statelog.spark.checkpoint_location import open_checkpoint, read_logs, state_location
 from statelog.storage.links import link
 from statelog.storage.names import name_part
-from statelog.streams.checkpoint_location import open_checkpoint, read_logs, state_location
 from statelog.streams.save_restore import Restored
 
 _ATTEMPTS: Final = 5

@@ -15,7 +15,7 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.log.entry import Claim
 from statelog.log.open import open_location, open_log, operator_folder
 from statelog.options import Options
-from statelog.streams.checkpoint_location import open_checkpoint, read_logs, state_location
+from statelog.spark.checkpoint_location import open_checkpoint, read_logs, state_location
 
 _RUN: Final = "forget"
 """The run id of the claim; no start of a query has it."""

@@ -14,7 +14,7 @@ from statelog.checkpoint.rewind_target import RewindTarget, find_target, target_
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.log.open import open_location
 from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, SparkCheckpoint
-from statelog.streams.checkpoint_location import open_checkpoint, read_logs
+from statelog.spark.checkpoint_location import open_checkpoint, read_logs
 
 _ASIDE: Final = "statelog-rewound"
 """Folder for the files that are moved away; Spark ignores folders whose names it does not know."""

@@ -28,10 +28,10 @@ from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.stopped import StoppedQuery
 from statelog.savepoints.target import begin_target, finish_target, require_apart, require_new
 from statelog.spark import internals
+from statelog.spark.checkpoint_location import open_checkpoint, read_logs, state_location
 from statelog.spark.endpoint import known_endpoint
 from statelog.spark.registered_stores import with_stores
 from statelog.storage.names import distinct_parts, name_part
-from statelog.streams.checkpoint_location import open_checkpoint, read_logs, state_location
 
 _ATTEMPTS: Final = 5
 

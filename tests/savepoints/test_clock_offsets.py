@@ -1,0 +1,75 @@
+"""The offset log of a query whose clock source comes or goes, whenever the process dies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import StorageError
+from statelog.savepoints.spark_checkpoint import SparkCheckpoint
+from statelog.savepoints.spark_files import DirectoryFiles
+from statelog.savepoints.spark_logs import BatchOffsets
+from statelog.spark.clock_offsets import fit_clock_offsets
+from statelog.storage import LocalStore
+
+FILE = '{"logOffset":4}'
+
+
+class Breaking(DirectoryFiles):
+    """Fails at the n-th write."""
+
+    def __init__(self, root: Path, fails_at: int = 0) -> None:
+        super().__init__(LocalStore(root), root)
+        self._left = fails_at
+
+    def write(self, name: str, data: bytes) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise StorageError("the process dies here.")
+        super().write(name, data)
+
+
+def make(root: Path, batches: int, *lines: str) -> SparkCheckpoint:
+    files = Breaking(root)
+    for batch in range(batches):
+        files.write(f"offsets/{batch}", "\n".join(["v1", "{}", *lines]).encode())
+    return SparkCheckpoint(files, str(root))
+
+
+def clocks(spark: SparkCheckpoint) -> list[list[str]]:
+    """The ids of the clocks of each batch."""
+    names = [f"offsets/{batch}" for batch in spark.batches("offsets")]
+    return [BatchOffsets.parse(spark.files.read(name).decode(), name).clocks for name in names]
+
+
+@pytest.mark.parametrize("fails_at", range(1, 6))
+def test_both_entries_get_the_same_clock_whenever_the_process_dies(tmp_path: Path, fails_at: int) -> None:
+    spark = make(tmp_path, 4, FILE)
+    breaking = SparkCheckpoint(Breaking(tmp_path, fails_at), str(tmp_path))
+    if fails_at < 5:
+        with pytest.raises(StorageError, match="dies here"):
+            fit_clock_offsets(breaking, [False, True])
+        fit_clock_offsets(spark, [False, True])
+    else:
+        assert fit_clock_offsets(breaking, [False, True]) == [2, 3]
+    first, second, third, fourth = clocks(spark)
+    assert (first, second, third) == ([], [], fourth)
+    assert len(third) == 1
+    assert fit_clock_offsets(spark, [False, True]) == []
+    kept = {path.read_text() for path in (tmp_path / "statelog-replaced" / "offsets").iterdir() if path.name[0] != "."}
+    assert kept == {f"v1\n{{}}\n{FILE}"}
+
+
+def test_a_clock_goes_and_comes_back(tmp_path: Path) -> None:
+    spark = make(tmp_path, 1, FILE, json.dumps({"clock": "id", "tick": 3}))
+    assert fit_clock_offsets(spark, [False, True]) == []
+    assert fit_clock_offsets(spark, [False]) == [0]
+    assert clocks(spark) == [[]]
+    assert fit_clock_offsets(spark, [False, True]) == [0]
+    assert fit_clock_offsets(spark, [False, False, True]) == [], "Spark says what is wrong"
+
+
+def test_a_new_query_has_nothing_to_fit(tmp_path: Path) -> None:
+    assert fit_clock_offsets(make(tmp_path, 0), [False, True]) == []
