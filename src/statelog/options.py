@@ -27,7 +27,7 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("file_merging", lambda value: value in ("auto", "across", "within", "off"), "'auto', 'across', 'within' or 'off'"),
     ("compression", lambda value: value in ("lz4", "zstd", "none"), "'lz4', 'zstd' or 'none'"),
     ("placement", lambda value: value in ("auto", "on", "off"), "'auto', 'on' or 'off'"),
-    ("changelog materialization", lambda value: isinstance(value, bool), "True or False"),
+    ("changelog materialization plain_local_files", lambda value: isinstance(value, bool), "True or False"),
     ("retained_checkpoints merge_fan_in", lambda value: value >= 2, "2 or more"),
     (
         "max_file_bytes max_space_amplification sample_max_bytes upload_part_bytes max_in_flight_bytes upload_threads"
@@ -144,14 +144,16 @@ class Options:
     local_directory : str or None
         Directory of the local copies of runs. None for Spark's scratch directory, which ends with the application; in
         a directory of your own the copies outlive it.
+    plain_local_files : bool
+        Whether local copies of state may be stored although ``spark.io.encryption.enabled`` is true: statelog maps
+        them into memory, so it cannot encrypt them. Without it such an application is refused.
     placement : {"auto", "on", "off"}
         Whether a subtask stays on the executor that has its local files. ``auto`` does so if the application can have
         more than one executor and Spark has been given ``statelog.spark_conf()``. See docs/placement.md.
     heartbeat_s : float or None
         Run a batch at least this often, even without data, so that timers and windows in processing time fire; at
-        least 0.1. None for no heartbeat. The trigger ``availableNow`` ignores it. An operator that does not use event
-        time must have it from the query's first start on or never: the heartbeat is a source of the query, and Spark
-        does not let their number change. Its value may change.
+        least 0.1. None for no heartbeat. The trigger ``availableNow`` ignores it. See docs/time.md for setting or
+        removing it in a query that has run.
     observer : Observer
         Receives steps and metrics.
 
@@ -189,6 +191,7 @@ class Options:
     log_min_age_s: float = 60.0
     orphan_min_age_s: float = 3600.0
     local_directory: str | None = None
+    plain_local_files: bool = False
     placement: str = "auto"
     heartbeat_s: float | None = None
     observer: Observer = field(default_factory=Observer)

@@ -397,6 +397,23 @@ def test_a_kept_dataframe_with_rows_of_few_subtasks_is_refused(spark: SparkSessi
     job.require_exact()
 
 
+# ---- Settings that statelog cannot honour ----
+
+
+def test_encryption_of_local_files_is_refused_unless_plain_ones_are_accepted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    job = Job(tmp_path).add(make_orders(1))
+    conf = spark.sparkContext._conf
+    conf.set("spark.io.encryption.enabled", "true")
+    try:
+        with pytest.raises(ConfigurationError, match=r"spark.io.encryption.enabled is on.*plain_local_files=True"):
+            job.ledger(spark, 2)
+        job.ledger(spark, 2, statelog.Options(plain_local_files=True))
+    finally:
+        conf.set("spark.io.encryption.enabled", "false")
+
+
 # ---- Settings under which batches would not be repeatable ----
 
 

@@ -53,6 +53,18 @@ def check_session(session: SparkSession) -> None:
     check_interpreter(session)
 
 
+def check_encryption(session: SparkSession, options: Options) -> None:
+    """Refuse an application whose local files are to be encrypted, unless its user accepts plain ones."""
+    name = "spark.io.encryption.enabled"
+    if str(session.sparkContext.getConf().get(name, "false")).lower() == "true" and not options.plain_local_files:
+        raise ConfigurationError(
+            f"{name} is on, and statelog keeps plain copies of state in the local directories of executors.",
+            kind=ErrorKind.UNSUPPORTED_SETTING,
+            hint="Set Options(plain_local_files=True) to accept that, for example on encrypted disks, and perhaps"
+            " Options(local_directory=...).",
+        )
+
+
 def warn_of_no_watermark(uid: str) -> None:
     """Warn that an operator's event time never advances, because its input has no watermark."""
     _warn(

@@ -14,6 +14,7 @@ from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.runs.times import Watermark
 from statelog.spark import internals
 from statelog.spark.checks import (
+    check_encryption,
     check_options,
     check_output_mode,
     check_session,
@@ -54,6 +55,7 @@ def check_arguments(
     check_output_mode(output_mode)
     check_session(session)
     check_options(own.options)
+    check_encryption(session, own.options)
     uid = checked_uid(own.uid)
     parallelism = checked_parallelism(own.parallelism, session)
     output = parse_output(output_type)
