@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from statelog.checkpoint.batch import BatchTime
 from statelog.log.entry import QueryOperators
+from statelog.log.open import open_location
 from statelog.storage.names import name_part
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
@@ -46,7 +47,7 @@ class _Operator(Engine):
     def __init__(
         self, scratch: Path, location: Path, uid: str, operators: QueryOperators | None, states: Sequence[str]
     ) -> None:
-        super().__init__(scratch, lambda key: 0)
+        super().__init__(scratch, lambda key: 0, open_store=open_location)
         self._location = location
         if states:
             arguments = OperatorArguments(
@@ -77,7 +78,7 @@ class StoredQuery:
         self.root = root
         self.checkpoint = root / "checkpoint"
         self.runs = 0
-        self._times: dict[int, BatchTime] = {}
+        self.times: dict[int, BatchTime] = {}
 
     def run(
         self,
@@ -116,14 +117,14 @@ class StoredQuery:
             location = own or self.checkpoint / "statelog"
             engine = _Operator(self.root / f"scratch-{self.runs}-{name_part(uid)}", location, uid, note, states)
             later = {batch: BatchTime(time_ms + batch, 0) for batch in range(batches.start, 100)}
-            engine.times = {**self._times, **later}
+            engine.times = {**self.times, **later}
             engine.start(1, batches.start)
             for batch in batches[:-1] if uid in lacking else batches:
                 engine.run_commands(batch, 0, [(KEY, ("set", batch)), (KEY, ("append", str(batch)))])
             engine.coordinator.close()
             engine.release()
         for batch in batches:
-            self._times[batch] = BatchTime(time_ms + batch, 0)
+            self.times[batch] = BatchTime(time_ms + batch, 0)
             text = "v1\n" + json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms + batch}) + '\n{"value":0}'
             _write(self.checkpoint / "offsets" / str(batch), text)
             _write(self.checkpoint / "commits" / str(batch), "v1\n{}")

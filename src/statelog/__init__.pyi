@@ -69,6 +69,7 @@ from .streams.fall_back import FellBack, fall_back
 from .streams.forget import Forgotten, forget
 from .streams.keyed import KeyedStream, key_by
 from .streams.orphans import delete_orphans, list_orphans
+from .streams.rename import Renamed, rename
 from .streams.repair import Rewound, rewind
 from .streams.replay import Replay, replay
 from .streams.save_restore import Restored, Savepoint, restore, savepoint
@@ -127,6 +128,7 @@ __all__ = [
     "ProtocolError",
     "Quantiles",
     "Recorded",
+    "Renamed",
     "Replay",
     "RestoreMetrics",
     "RestoreProgress",
@@ -179,6 +181,7 @@ __all__ = [
     "read_history",
     "read_state",
     "register_store",
+    "rename",
     "replay",
     "restore",
     "rewind",

@@ -134,6 +134,12 @@ def test_a_query_beside_which_a_savepoint_was_made_goes_on(story: Story, run: An
     require_state(story.location, story, -1)
 
 
+def test_an_operator_is_renamed(story: Story, run: Any) -> None:
+    made = run("rename", checkpoint_of(story), story.engine.uid, "other", "--location", story.location)
+    assert (made["uid"], made["former_uid"], made["batch"]) == ("other", story.engine.uid, COMMITTED - 1)
+    require_state(story.location, story, COMMITTED - 1)
+
+
 def test_the_state_of_an_operator_is_given_up(story: Story, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("forget", checkpoint_of(story), story.engine.uid, "--location", story.location)
     for dry in (["--dry-run"], []):

@@ -246,6 +246,12 @@ def test_a_renamed_operator_is_not_taken_for_a_new_one(query: Query) -> None:
     query.add("x")
     with pytest.raises(StreamingQueryException, match="the query also had an operator 'a'"):
         query.run("renamed")
+    assert statelog.rename(query.checkpoint, "a", "renamed").batch == 1
+    with pytest.raises(StreamingQueryException, match="the query also had an operator 'renamed'"):
+        query.run("a")
+    assert query.run("renamed", parallelism=3) == {2: {"renamed": {"x": 3}}}
+    query.add("y")
+    assert query.run("renamed", "a") == {3: {"renamed": {"y": 2}, "a": {"y": 1}}}, "the old uid is free again"
 
 
 def test_the_only_operator_begins_anew_if_its_state_is_given_up(query: Query) -> None:

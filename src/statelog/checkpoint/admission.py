@@ -18,7 +18,7 @@ from statelog.errors import (
     ProtocolError,
     StateMissingError,
 )
-from statelog.log.entry import Checkpoint, Entry, QueryOperators, Settings, gave_up
+from statelog.log.entry import Checkpoint, Entry, QueryOperators, Settings, gave_up, renamed_to
 from statelog.operators.unkeyed.states import OperatorStateDescriptor
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.runs.evolution import require_evolution
@@ -65,7 +65,7 @@ def begins_state(entries: Sequence[Entry], query_id: str, first_batch: int, is_a
         return before.is_initial
     if any(checkpoint.batch < first_batch for checkpoint in history.checkpoints):
         return False
-    return gave_up(entries, query_id) or is_added()
+    return (gave_up(entries, query_id) and not renamed_to(entries, query_id)) or is_added()
 
 
 def require_admission(

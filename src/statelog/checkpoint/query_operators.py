@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from statelog.checkpoint.history import History
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.log.entry import Checkpoint, Claim, Fence, QueryOperators, gave_up
+from statelog.log.entry import Checkpoint, Claim, Fence, QueryOperators, gave_up, renamed_to
 from statelog.log.open import LOG_FOLDER, open_log, operator_folder
 from statelog.options import Options
 from statelog.storage import Store
 from statelog.storage.location import scheme_of
 from statelog.storage.open import is_same_place
+
+_MOST_RENAMES: Final = 100
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class QueryLogs:
     """The logs known so far."""
     given_up: set[str] = field(default_factory=set)
     """Uids of the known logs that have no checkpoint because the state was given up."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """New uids of the operators of such logs, by the old ones."""
 
     @staticmethod
     def read(query_id: str, home: str, given: str | None, open_location: Callable[[str], Store]) -> QueryLogs:
@@ -107,7 +112,7 @@ class QueryLogs:
             noted = _newest_note([log.history.at(batch) for log in self.found], time_ms)
             if noted is None:
                 return self._without_note(batch)
-            places = {uid: location or self.home for uid, location in noted.locations.items()}
+            places = self.present(noted)
             unknown = [uid for uid, place in places.items() if not self._has(uid, place)]
             if not any([self._look_up(uid, places[uid]) for uid in unknown]):
                 break
@@ -118,6 +123,15 @@ class QueryLogs:
             former=[log for log in self.found if log.uid not in places],
             is_noted=True,
         )
+
+    def present(self, noted: QueryOperators) -> dict[str, str]:
+        """The locations of noted operators by their present uids."""
+        places: dict[str, str] = {}
+        for uid, location in noted.locations.items():
+            for _ in self.renamed:
+                uid = self.renamed.get(uid, uid)
+            places[uid] = location or self.home
+        return places
 
     def of(self, uid: str) -> OperatorLog | None:
         """The log of an operator, if one is known."""
@@ -150,7 +164,10 @@ class QueryLogs:
         history = History(entries)
         latest = history.latest
         if latest is None and gave_up(entries, self.query_id):
-            self.given_up |= {entry.uid for entry in entries if isinstance(entry, Claim)}
+            uids = {entry.uid for entry in entries if isinstance(entry, Claim)}
+            self.given_up |= uids
+            if new_uid := renamed_to(entries, self.query_id):
+                self.renamed |= dict.fromkeys(uids, new_uid)
         if latest is None or latest.query_id != self.query_id or uid not in (None, latest.uid):
             return False
         runs = frozenset(entry.run_id for entry in entries if not isinstance(entry, Fence))
@@ -188,9 +205,10 @@ class OperatorChanges:
         for location in dict.fromkeys(self.locations.values()):
             logs.look_at(location)
         noted = _newest_note([log.history.at(batch) for log in logs.found], time_ms)
-        if noted is None or uid in noted.locations:
+        locations = {} if noted is None else logs.present(noted)
+        if not locations or uid in locations:
             return False
-        self._require_all(noted, batch, name)
+        self._require_all(locations, batch, name)
         return True
 
     def require_none_removed(self, before: Checkpoint, name: str) -> None:
@@ -200,24 +218,36 @@ class OperatorChanges:
         state was given up may be missing. Raises CorruptionError or StorageError if a log cannot be read.
         """
         if before.operators is not None:
-            self._require_all(before.operators, before.batch, name)
+            noted = before.operators.locations
+            self._require_all({uid: place or self.home for uid, place in noted.items()}, before.batch, name)
 
-    def _require_all(self, noted: QueryOperators, batch: int, name: str) -> None:
-        for uid in sorted(noted.locations.keys() - self.locations.keys()):
-            location = noted.locations[uid] or self.home
-            if not self._is_given_up(uid, location):
-                raise ConfigurationError(
-                    f"{name}: at batch {batch} the query also had an operator '{uid}', whose state is at {location};"
-                    " now it has none of this uid.",
-                    kind=ErrorKind.OPERATOR_REMOVED,
-                    hint="Was the uid changed? Use the old one. To go on without the operator, stop the query and give"
-                    f" its state up: statelog.forget(checkpointLocation, '{uid}').",
-                )
+    def _require_all(self, noted: Mapping[str, str], batch: int, name: str) -> None:
+        for uid in sorted(noted.keys() - self.locations.keys()):
+            location = noted[uid]
+            is_given_up, new_uid = self._fate(uid, location)
+            if is_given_up and (not new_uid or new_uid in self.locations):
+                continue
+            raise ConfigurationError(
+                f"{name}: at batch {batch} the query also had an operator '{uid}', whose state is at {location};"
+                + (f" it was renamed to '{new_uid}', which this start lacks." if new_uid else " this start lacks it."),
+                kind=ErrorKind.OPERATOR_REMOVED,
+                hint=f"Was the uid changed? Use '{new_uid or uid}', or statelog.rename. To go on without the operator,"
+                f" stop the query and give its state up: statelog.forget(checkpointLocation, '{new_uid or uid}').",
+            )
 
-    def _is_given_up(self, uid: str, location: str) -> bool:
-        store = self.open_location(location)
-        entries = open_log(store, operator_folder(store, uid), Options(), SystemClock()).read()
-        return gave_up(entries, self.query_id) and History(entries).latest is None
+    def _fate(self, uid: str, location: str) -> tuple[bool, str]:
+        """Whether an operator's state under a uid was given up; and its new uid, empty if it was not renamed."""
+        new_uid = ""
+        for _ in range(_MOST_RENAMES):
+            store = self.open_location(location)
+            entries = open_log(store, operator_folder(store, new_uid or uid), Options(), SystemClock()).read()
+            if not gave_up(entries, self.query_id) or History(entries).latest is not None:
+                return bool(new_uid), new_uid
+            following = renamed_to(entries, self.query_id)
+            if not following:
+                return True, ""
+            new_uid = following
+        return True, new_uid
 
 
 def noted_location(location: str | None) -> str:

@@ -46,6 +46,7 @@ for _command in (
     query_commands.rewind,
     query_commands.fall_back,
     query_commands.forget,
+    query_commands.rename,
     query_commands.gc,
 ):
     commands.add_command(_command)

@@ -15,6 +15,7 @@ from statelog.streams import branch as branch_module
 from statelog.streams import fall_back as fall_back_module
 from statelog.streams import forget as forget_module
 from statelog.streams import orphans, repair, save_restore
+from statelog.streams import rename as rename_module
 
 _OPERATORS: Final = click.option(
     "--operator", "operators", multiple=True, help="Each operator of the query, if the logs do not tell."
@@ -123,6 +124,17 @@ def fall_back(
 def forget(checkpoint_location: str, uid: str, dry_run: bool, location: str | None, as_json: bool) -> None:
     """Give up the state of operator UID of a stopped query, which then goes on without it, or with it empty."""
     show_result(forget_module.forget(checkpoint_location, uid, location=location, dry_run=dry_run), as_json=as_json)
+
+
+@click.command()
+@click.argument("checkpoint_location", metavar="CHECKPOINT")
+@click.argument("uid")
+@click.argument("new_uid")
+@_PLACE
+@JSON
+def rename(checkpoint_location: str, uid: str, new_uid: str, location: str | None, as_json: bool) -> None:
+    """Give operator UID of a stopped query the uid NEW_UID; its state stays."""
+    show_result(rename_module.rename(checkpoint_location, uid, new_uid, location=location), as_json=as_json)
 
 
 @click.command()

@@ -49,6 +49,8 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     time_ms: int
     gives_up: bool = False
     """Whether all earlier checkpoints are given up: the operator starts empty, or is not used any more."""
+    renamed_to: str = ""
+    """The uid under which the operator goes on, in a log of its own, if that is why they are given up."""
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
@@ -177,6 +179,12 @@ def _placed_base(base: Base, name: str, payload: int) -> Base:
 _subtask: Final = attrgetter("subtask")
 
 Entry = Claim | Fence | Checkpoint
+
+
+def renamed_to(entries: Iterable[Entry], query_id: str) -> str:
+    """The uid under which an operator goes on whose log has these entries; empty if it has not been renamed."""
+    claims = [entry for entry in entries if isinstance(entry, Claim) and entry.gives_up and entry.query_id == query_id]
+    return claims[-1].renamed_to if claims else ""
 
 
 def gave_up(entries: Iterable[Entry], query_id: str) -> bool:

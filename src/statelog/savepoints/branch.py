@@ -18,14 +18,15 @@ from statelog.storage.links import link
 from statelog.storage.names import name_part
 
 
-def branch_operator(history: History, parent: Parent, target: RestoreTarget) -> None:
+def branch_operator(history: History, parent: Parent, target: RestoreTarget, *, uid: str | None = None) -> None:
     """Begin the log of an operator with the entries that checkpoint `target.batch` of its parent's history needs.
 
-    Raises ConfigurationError if the location holds state of the operator already.
+    `uid` is the operator's; None for that of its parent. Raises ConfigurationError if the location holds state of the
+    operator already.
     """
     record = history.record(target.batch)
     assert record is not None, f"checkpoint {target.batch} is not there"
-    uid = record.checkpoint.uid
+    uid = uid or record.checkpoint.uid
     root = name_part(uid)
     store = open_location(target.location)
     log = open_log(store, root, target.options, target.clock)
@@ -40,6 +41,7 @@ def branch_operator(history: History, parent: Parent, target: RestoreTarget) -> 
             checkpoint,
             query_id=target.query_id,
             run_id=target.run_id,
+            uid=uid,
             revision=0,
             segments=[_linked(segment, parent.location) for segment in checkpoint.segments],
             bases=[],

@@ -132,7 +132,7 @@ def _pinned(
                 require_apart(spark.location, folders, "The checkpointLocation")
                 require_apart(f"{state.rstrip('/')}/{name_part(log.uid)}", folders, "The operators' location")
             for log in found:
-                pins.append(_pin(log, batch, link(noted_location(state), name_part(log.uid))))
+                pins.append(hold_for_branch(log, batch, state, log.uid))
         except BaseException as error:
             _release(pins)
             # A running query may give a checkpoint up meanwhile; then a newer one is there.
@@ -143,8 +143,9 @@ def _pinned(
     raise AssertionError("unreachable")
 
 
-def _pin(log: OperatorLog, batch: int, folder: str) -> HeldPin:
-    """Keep a checkpoint of an operator for the branch whose folder has a link."""
+def hold_for_branch(log: OperatorLog, batch: int, location: str, uid: str) -> HeldPin:
+    """Pin a checkpoint of an operator for the branch of it at a location."""
+    folder = link(noted_location(location), name_part(uid))
     store, owner = open_location(log.location), f"branch {folder}"
     return HeldPin(store, log.root, log.history, batch, owner=owner, lasts_s=None, is_shared=True, branch=folder)
 
