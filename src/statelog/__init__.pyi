@@ -24,6 +24,8 @@ from .convert.arrow import (
     ArrowTimers,
     ArrowValueState,
 )
+from .diagnosis.doctor import doctor
+from .diagnosis.finding import Finding
 from .errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -102,6 +104,7 @@ __all__ = [
     "ErrorKind",
     "FellBack",
     "FencedError",
+    "Finding",
     "First",
     "KeyStats",
     "KeyedStream",
@@ -158,6 +161,7 @@ __all__ = [
     "branch",
     "compare",
     "delete_orphans",
+    "doctor",
     "error_of",
     "fall_back",
     "key_by",

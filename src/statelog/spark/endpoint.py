@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.admission import OperatorConfig, incomplete_batch, require_admission
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import noted_location
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
@@ -170,6 +170,8 @@ class Endpoint:
     def _handle(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Tick):
             return Ticked(self._clocks.needs_batch(request))
+        if isinstance(request, Ping):
+            return Pinged(self._clock.now_s())
         return self._coordinator(request.task).handle(request, payload)
 
     def _coordinator(self, task: TaskId) -> Coordinator:
