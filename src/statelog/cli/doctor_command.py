@@ -73,4 +73,8 @@ def _show(found: Sequence[Finding]) -> None:
         ],
     )
     counts = Counter(one.level for one in found)
-    print(f"{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} ok")
+    print(", ".join([_count(counts["error"], "error"), _count(counts["warning"], "warning"), f"{counts['ok']} ok"]))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

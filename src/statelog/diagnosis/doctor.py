@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -138,16 +139,18 @@ class _Diagnosis:
 
     def _of_location(self, session: SparkSession | None, opened: tuple[Store, places.Probe]) -> list[Finding]:
         store, probe = opened
-        made = places.missing_directories(probe.location)
+        made, wrote = places.missing_directories(probe.location), threading.Event()
         findings: list[Finding] = []
         try:
             findings += self._limited(
-                places.CHECK, lambda: places.check_from_driver(store, probe, self.place, SystemClock())
+                places.CHECK, lambda: places.check_from_driver(store, probe, self.place, SystemClock(), wrote)
             )
             is_fit = all(finding.level != "error" for finding in findings)
             findings += self._of_executors(session, store, probe if is_fit else None)
         finally:
-            findings += self._limited(places.CHECK, lambda: places.remove_probe(store, probe, self.place, made))
+            findings += self._limited(
+                places.CHECK, lambda: places.remove_probe(store, probe, self.place, made, is_written=wrote.is_set())
+            )
             store.close()
         return findings
 
@@ -162,9 +165,12 @@ class _Diagnosis:
         try:
             host, endpoint = require_endpoint(session)
             address = DriverAddress(host, endpoint.port, endpoint.secret)
-            stores = pickled_stores()
         except Exception as error:
-            findings.append(self.place.failed("driver-port" if address is None else places.CHECK, error))
+            findings.append(self.place.failed("driver-port", error))
+        try:
+            stores = pickled_stores()
+        except StatelogError as error:
+            findings.append(self.place.failed(places.CHECK, error))
             probe, stores = None, {}
         if any(finding.level == "error" for finding in findings if finding.check == "python"):
             return findings

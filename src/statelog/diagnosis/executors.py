@@ -32,6 +32,7 @@ _TOLD_S: Final = 5.0
 _POLL_S: Final = 0.1
 _LONGEST: Final = 400
 
+_LOST: Final = re.compile(r"\((\S+) executor (\w+)\)")
 _VERSIONS: Final = re.compile(r"PYTHON_VERSION_MISMATCH\]?\s*(.+)")
 _PROGRAM: Final = re.compile(r'Cannot run program "([^"]+)"[^:]*:?\s*([^\n]*)')
 _MODULE: Final = re.compile(r"No module named '?([\w.]+)'?")
@@ -154,7 +155,9 @@ def read_report(
 
 
 def failed_task(place: Place, text: str) -> Finding:
-    """The finding of a task that Spark could not run, from the text of Spark's error."""
+    """The finding of a task that Spark could not run, from the text of Spark's error; `place` if that names none."""
+    if lost := _LOST.search(text):
+        place = Place(f"executor {lost[2]}", lost[1])
     if versions := _VERSIONS.search(text):
         return place.error("python", versions[1][:_LONGEST], _PYTHON)
     if program := _PROGRAM.search(text):

@@ -42,13 +42,15 @@ def run_limited(checks: Sequence[Check], timeout_s: float, clock: Clock | None =
     clock = clock or SystemClock()
     running = [_Running(check) for check in checks]
     try:
+        for one in running:
+            one.thread.start()
         _wait(running, timeout_s, clock)
         late = [one for one in running if one.abandon()]
         _wait([one for one in late if one.check.cancel is not None], _END_S, clock)
     except BaseException:
         for one in running:
             one.abandon()
-        _wait(running, _END_S, clock)
+        _wait([one for one in running if one.thread.ident is not None], _END_S, clock)
         raise
     return [finding for one in running for finding in one.findings(timeout_s)]
 
@@ -61,15 +63,15 @@ class _Running:
         self.done = threading.Event()
         self._found: list[Finding] = []
         self._abandoned = threading.Event()
-        threading.Thread(target=self._run, name=f"statelog-doctor-{check.name}", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name=f"statelog-doctor-{check.name}", daemon=True)
 
     def _run(self) -> None:
         try:
             with closing(self.check.run()) as findings:
                 for finding in findings:
-                    self._found.append(finding)
                     if self._abandoned.is_set():
                         break
+                    self._found.append(finding)
         except BaseException as error:  # even a panic of a native library: it is a finding
             if not self._abandoned.is_set():
                 self._found.append(self.check.place.failed(self.check.name, error))

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,25 +75,26 @@ def new_probe(location: str) -> Probe:
 # ---- From the driver ----
 
 
-def check_from_driver(store: Store, probe: Probe, place: Place, clock: Clock) -> Findings:
-    """Check that the store keeps its contract, compare the clocks, and leave the witness for executors."""
+def check_from_driver(store: Store, probe: Probe, place: Place, clock: Clock, wrote: threading.Event) -> Findings:
+    """Leave the witness for executors, check that the store keeps its contract, and compare the clocks.
+
+    `wrote` is set when something is written.
+    """
     path = _path(probe.location)
     if path is not None and path.exists() and not path.is_dir():
         yield place.error(CHECK, f"{path} is not a directory.", "Name a directory; it is made if it is missing.")
         return
-    is_fit = True
-    for finding in check_store(store, probe, place):
-        is_fit = is_fit and finding.level == "ok"
-        yield finding
-    if not is_fit:
-        return
     try:
-        store.put(probe.witness, probe.content)
-        [info] = store.list(probe.witness)
-    except (StatelogError, ValueError) as error:
+        store.put_if_absent(probe.witness, probe.content)
+        now_s = clock.now_s()
+        wrote.set()
+        listed = store.list(probe.witness)
+    except StatelogError as error:
         yield _failed(place, probe.location, error)
         return
-    yield _clock_finding(place, info.modified_s - clock.now_s())
+    yield from check_store(store, probe, place)
+    if listed:
+        yield _clock_finding(place, listed[0].modified_s - now_s)
 
 
 def check_store(store: Store, probe: Probe, place: Place) -> Findings:
@@ -100,46 +102,48 @@ def check_store(store: Store, probe: Probe, place: Place) -> Findings:
     name = f"{probe.folder}/{secrets.token_hex(8)}"
     try:
         try:
-            check_put_if_absent(store, probe.folder)
             store.put_if_absent(name, probe.content)
+            check_put_if_absent(store, probe.folder)
         except StatelogError as error:
             yield _failed(place, probe.location, error)
             return
         failures = 0
         for step in (_read, _append, _list, _delete):
             try:
-                step(store, name, probe.content)
+                step(store, name, probe)
             except StatelogError as error:
                 failures += 1
                 yield _failed(place, probe.location, error)
         if not failures:
             done = "creates an object only if it is absent, reads, appends to, lists and deletes it"
-            yield place.ok(CHECK, f"{store!r} {done if store.can_append else done.replace(' appends to,', '')}.")
+            yield place.ok(CHECK, f"{probe.location} {done if store.can_append else done.replace(' appends to,', '')}.")
     finally:
         with suppress(StatelogError):
             store.delete([name])
 
 
-def _read(store: Store, name: str, content: bytes) -> None:
-    _require(store.read(name) == content, store, f"{name} was written, and other bytes were read")
-    _require(store.read(name, offset=1, length=2) == content[1:3], store, f"a part of {name} has other bytes")
-    _require(store.size_bytes(name) == len(content), store, f"{name} has another size than was written")
+def _read(store: Store, name: str, probe: Probe) -> None:
+    content = probe.content
+    _require(store.read(name) == content, probe, f"{name} was written, and other bytes were read")
+    _require(store.read(name, offset=1, length=2) == content[1:3], probe, f"a part of {name} has other bytes")
+    _require(store.size_bytes(name) == len(content), probe, f"{name} has another size than was written")
 
 
-def _append(store: Store, name: str, content: bytes) -> None:
+def _append(store: Store, name: str, probe: Probe) -> None:
     if store.can_append:
+        content = probe.content
         store.append(name, [b"1", b"23"], at=len(content))
         store.append(name, [b"4"], at=len(content) + 1)
         store.sync(name, start=0, end=len(content) + 2)
-        _require(store.read(name) == content + b"14", store, f"bytes were appended to {name}, and others were read")
+        _require(store.read(name) == content + b"14", probe, f"bytes were appended to {name}, and others were read")
 
 
-def _list(store: Store, name: str, content: bytes) -> None:
-    listed = [info.name for info in store.list(f"{name.rpartition('/')[0]}/")]
-    _require(name in listed, store, f"{name} was written, and is not listed")
+def _list(store: Store, name: str, probe: Probe) -> None:
+    listed = [info.name for info in store.list(f"{probe.folder}/")]
+    _require(name in listed, probe, f"{name} was written, and is not listed")
 
 
-def _delete(store: Store, name: str, content: bytes) -> None:
+def _delete(store: Store, name: str, probe: Probe) -> None:
     store.delete([name])
     try:
         store.read(name)
@@ -147,16 +151,16 @@ def _delete(store: Store, name: str, content: bytes) -> None:
         if error.kind is ErrorKind.OBJECT_MISSING:
             return
         raise StorageError(
-            f"{store!r} does not tell that a deleted object is missing: {error.message}",
-            hint=f"S3 does so without the permission to list the bucket (s3:ListBucket). {error.hint}",
+            f"{probe.location} does not tell that a deleted object is missing: {error.message}",
+            hint="S3 needs the permission to list the bucket for that.",
         ) from error
-    _require(False, store, f"{name} was deleted, and can still be read")
+    _require(False, probe, f"{name} was deleted, and can still be read")
 
 
-def _require(is_kept: bool, store: Store, broken: str) -> None:
+def _require(is_kept: bool, probe: Probe, broken: str) -> None:
     if not is_kept:
         raise ConfigurationError(
-            f"{store!r} is not safe: {broken}.",
+            f"{probe.location} is not safe: {broken}.",
             kind=ErrorKind.STORE_UNSAFE,
             hint="Use a store that keeps the promises in docs/stores.md; for NFS see the README's limits.",
         )
@@ -212,7 +216,7 @@ def check_from_executor(store: Store, probe: Probe, place: Place, leave: Callabl
         return
     if seen != probe.content:
         yield place.error(
-            SHARED, f"{probe.witness} in {store!r}, which the driver has written, is not seen here.", _NOT_SHARED
+            SHARED, f"{probe.witness} in {probe.location}, which the driver has written, is not seen here.", _NOT_SHARED
         )
         return
     token = secrets.token_hex(8)
@@ -232,14 +236,16 @@ def check_marks(store: Store, probe: Probe, place: Place, marks: list[tuple[Plac
     unseen = [where for where, one in marks if if_present(lambda: store.read(one.written)) != probe.content]  # noqa: B023
     for where in unseen:
         yield place.error(
-            SHARED, f"{store!r} does not show the driver what {where.where} ({where.host}) has written.", _NOT_SHARED
+            SHARED,
+            f"{probe.location} does not show the driver what {where.where} ({where.host}) has written.",
+            _NOT_SHARED,
         )
     winners = [where for where, one in marks if one.won]
     if len(winners) > 1:
         who = ", ".join(f"{where.where} ({where.host})" for where in winners)
         yield place.error(
             CHECK,
-            f"{store!r} is not safe: {who} have created the same object.",
+            f"{probe.location} is not safe: {who} have created the same object.",
             "Two drivers could both commit there. Use a store of docs/object-stores.md, or a file system whose hard"
             " links work between hosts.",
         )
@@ -262,19 +268,20 @@ def missing_directories(location: str) -> list[Path]:
     return [] if path is None else [one for one in (path, *path.parents) if not one.exists()]
 
 
-def remove_probe(store: Store, probe: Probe, place: Place, made: list[Path]) -> Findings:
-    """Remove all that the diagnosis has written: its folder, and of directories that were `made` the empty ones."""
+def remove_probe(store: Store, probe: Probe, place: Place, made: list[Path], *, is_written: bool) -> Findings:
+    """Remove all that the diagnosis has written: its folder, and of directories that were `made` the empty ones.
+
+    A failure is a finding only if anything `is_written`.
+    """
     path = _path(probe.location)
     try:
         store.delete([info.name for info in store.list(f"{probe.folder}/")])
         if path is not None:  # files that a killed process has not finished are not listed
             shutil.rmtree(path / probe.folder, ignore_errors=True)
     except StatelogError as error:
-        yield place.warning(
-            CHECK,
-            f"{probe.folder} in {store!r} could not be removed: {error.message}",
-            f"Remove {probe.folder} yourself.",
-        )
+        if is_written:
+            told = f"{probe.folder} in {probe.location} could not be removed: {error.message}"
+            yield place.warning(CHECK, told, f"Remove {probe.folder} yourself.")
     if path is not None:
         for directory in [(path / probe.folder).parent, *made]:
             with suppress(OSError):

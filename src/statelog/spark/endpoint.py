@@ -337,12 +337,13 @@ def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
     bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
     with _endpoint_lock:
         if _endpoint is None or _endpoint.process_id != os.getpid():
-            port = int(str(conf.get("spark.statelog.coordinator.port", "0")))
+            port = str(conf.get("spark.statelog.coordinator.port", "0"))
             try:
-                _endpoint = Endpoint(bound, port)
-            except OSError as error:
+                _endpoint = Endpoint(bound, int(port))
+            except (OSError, OverflowError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
                 raise ConfigurationError(
-                    f"The coordinator cannot listen on {bound}:{port}: {error.strerror}.",
+                    f"The coordinator cannot listen on {bound}:{port}: {reason}.",
                     hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
                 ) from error
         return reachable, _endpoint
