@@ -84,12 +84,12 @@ class Forgetful(StoreWrapper):
             at = self.size_bytes(name)
         super().append(name, parts, at=at)
 
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
-        return [] if self._promise == "list" else super().list(prefix)
-
     def delete(self, names: list[str]) -> None:
         if self._promise != "delete":
             super().delete(names)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        return [] if self._promise == "list" else super().list(prefix)
 
 
 def from_driver(store: Store, clock: ManualClock, probe: Probe = PROBE) -> tuple[list[Finding], bool]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from statelog.checkpoint.protocol import Ping, Pinged
 from statelog.clock import Clock
-from statelog.diagnosis.finding import Place
+from statelog.diagnosis.finding import Finding, Place
 from statelog.diagnosis.limited import Findings
 from statelog.errors import ProtocolError
 from statelog.spark.rpc import RpcClient
@@ -33,16 +33,19 @@ def check_driver_port(address: DriverAddress, place: Place, clock: Clock, timeou
         return
     trip_s, ahead_s = min(trips)
     yield place.ok("driver-port", f"{where} answers in {trip_s * 1000:.1f} ms.")
-    # The reply may have been made at any time of the round trip.
-    if abs(ahead_s) - trip_s / 2 > _CLOCK_LIMIT_S:
-        yield place.warning(
-            "clock",
-            f"The clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the driver's.",
-            "Have NTP (chrony, systemd-timesyncd) set the clocks of all hosts: the ages of stored objects and of pins"
-            " are measured between them, and object stores refuse requests of a wrong time.",
-        )
-    else:
-        yield place.ok("clock", f"The clock is {abs(ahead_s):.3f} s off the driver's.")
+    yield clock_finding(ahead_s, trip_s, place)
+
+
+def clock_finding(ahead_s: float, trip_s: float, place: Place) -> Finding:
+    """Judge how far a clock is ahead of the driver's, after a round trip in which the reply may be made at any time."""
+    if abs(ahead_s) - trip_s / 2 <= _CLOCK_LIMIT_S:
+        return place.ok("clock", f"The clock is {abs(ahead_s):.3f} s off the driver's.")
+    return place.warning(
+        "clock",
+        f"The clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the driver's.",
+        "Have NTP (chrony, systemd-timesyncd) set the clocks of all hosts: the ages of stored objects and of pins"
+        " are measured between them, and object stores refuse requests of a wrong time.",
+    )
 
 
 def _round_trip(client: RpcClient, clock: Clock, host: str) -> tuple[float, float]:
