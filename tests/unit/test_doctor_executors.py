@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
-from statelog import Finding, Options
+from statelog import Finding, Observer, Options
 from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request
 from statelog.diagnosis.driver_port import check_driver_port, clock_finding
 from statelog.diagnosis.executor_work import ExecutorWork, executor_function
@@ -154,6 +155,14 @@ print(text)
     assert sys.executable in found[0].found
     assert "statelog" in found[0].found
     assert "PYSPARK_PYTHON" in found[0].remedy
+
+
+def test_an_observer_need_not_be_picklable() -> None:
+    class Locked(Observer):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    executor_function(ExecutorWork(None, None, Options(observer=Locked()), 10, {}))
 
 
 # ---- Tasks that Spark could not run ----

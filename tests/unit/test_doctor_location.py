@@ -210,6 +210,23 @@ def test_an_executor_that_does_not_see_the_drivers_object_writes_nothing(
     assert not marks
 
 
+def test_an_executor_that_goes_on_after_the_end_leaves_nothing(store: MemoryStore, clock: ManualClock) -> None:
+    class Ended(StoreWrapper):
+        """The driver removes everything while the executor's first checks end."""
+
+        def delete(self, names: list[str]) -> None:
+            super().delete(names)
+            if [name for name in store.objects if name != PROBE.witness] == []:
+                end(store)
+
+    from_driver(store, clock)
+    marks: list[Marks] = []
+    found = list(check_from_executor(Ended(store), PROBE, EXECUTOR, marks.append))
+    assert [one.level for one in found] == ["ok"]
+    assert not marks
+    assert not store.objects
+
+
 def test_the_driver_must_see_what_an_executor_has_written(store: MemoryStore) -> None:
     [found] = check_marks(store, PROBE, DRIVER, [(EXECUTOR, Marks("probe/doctor-1/mark", won=False))])
     assert (found.level, found.check) == ("error", "location-shared")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from statelog.diagnosis import location as places
 from statelog.diagnosis.executor_work import STUCK_STORE, ExecutorWork, executor_function
 from statelog.diagnosis.executors import Executors
 from statelog.diagnosis.finding import DRIVER, Finding, Place
-from statelog.diagnosis.limited import Check, Findings, run_limited
+from statelog.diagnosis.limited import START_CHECKS, Check, Findings, run_limited
 from statelog.diagnosis.session import make_session, stop_session
 from statelog.diagnosis.settings import NO_DATA, setting_findings
 from statelog.diagnosis.versions import Installed, package_findings, requirements, spark_findings, teller
@@ -53,7 +54,8 @@ def doctor(location: str | Path, *, options: Options | None = None, timeout_s: f
     options : Options, optional
         The operators' options, of which ``local_directory``, ``table`` and those of uploads are checked.
     timeout_s : float
-        Time limit of each check, in seconds. A check that takes longer is a finding.
+        Time limit of each check, in seconds; the start of executors may take five times as long. A check that takes
+        longer is a finding.
 
     Returns
     -------
@@ -88,7 +90,7 @@ def doctor_in_own_session(
     if SparkSession.getActiveSession() is not None:
         return doctor(location, timeout_s=timeout_s)
     diagnosis = _Diagnosis(location, None, timeout_s)
-    session, found = make_session(master, conf, diagnosis.place, timeout_s)
+    session, found = make_session(master, conf, diagnosis.place, START_CHECKS * timeout_s)
     try:
         return found + diagnosis.run(session)
     finally:
@@ -122,8 +124,7 @@ class _Diagnosis:
             )
             session = None
         if session is not None:
-            findings += spark_findings(session.version, pyspark.__version__, self.place)
-            findings += setting_findings(_settings(session), self.place)
+            findings += self._limited("settings", partial(_of_settings, session, self.place))
         try:
             store = self._open()
         except StatelogError as error:
@@ -160,7 +161,7 @@ class _Diagnosis:
         """Make the checks that need Spark; those of the location only with a probe, which the store has."""
         if session is None:
             return []
-        findings = self._limited("python", lambda: _of_interpreter(session))
+        findings = self._limited("python", partial(_of_interpreter, session))
         address = None
         try:
             host, endpoint = require_endpoint(session)
@@ -175,8 +176,11 @@ class _Diagnosis:
         if any(finding.level == "error" for finding in findings if finding.check == "python"):
             return findings
         work = ExecutorWork(address, probe, self._options, self._timeout_s, stores)
-        executors = Executors(session, executor_function(work), self._installed, self._options.table)
-        reports = executors.ask(self._timeout_s)
+        try:
+            executors = Executors(session, executor_function(work), self._installed, self._options.table)
+            reports = executors.ask(self._timeout_s)
+        except Exception as error:  # the session has ended meanwhile, say
+            return [*findings, self.place.failed("executors", error)]
         findings += reports.findings
         if store is not None and probe is not None:
             findings += self._limited(
@@ -194,8 +198,9 @@ def _of_interpreter(session: SparkSession) -> Findings:
     yield from ()
 
 
-def _settings(session: SparkSession) -> dict[str, str]:
-    """The settings of the application, and those of the session that matter here."""
-    found = dict(session.sparkContext.getConf().getAll())
+def _of_settings(session: SparkSession, place: Place) -> Findings:
+    """Judge Spark's version, and the settings of the application and of its session."""
+    yield from spark_findings(session.version, pyspark.__version__, place)
+    conf = dict(session.sparkContext.getConf().getAll())
     no_data = session.conf.get(NO_DATA, None)
-    return found if no_data is None else {**found, NO_DATA: no_data}
+    yield from setting_findings(conf if no_data is None else {**conf, NO_DATA: no_data}, place)

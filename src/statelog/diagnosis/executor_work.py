@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from pyspark import cloudpickle
@@ -79,6 +79,8 @@ def executor_function(work: ExecutorWork) -> Callable[[Any], Iterator[str]]:
 
     It is pickled by value and holds only bytes, so a worker that cannot import statelog can report just that.
     """
+    # An observer need not be picklable before there is a query, and is not called.
+    work = replace(work, options=replace(work.options, observer=Options().observer))
     pickled: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
     tell = teller()
 

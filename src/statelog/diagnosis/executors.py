@@ -15,7 +15,7 @@ from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from statelog.diagnosis.finding import DRIVER, Finding, Place
-from statelog.diagnosis.limited import Check, Findings, run_limited
+from statelog.diagnosis.limited import START_CHECKS, Check, Findings, run_limited
 from statelog.diagnosis.location import Marks
 from statelog.diagnosis.versions import Installed, package_findings, requirements
 from statelog.spark import internals
@@ -47,6 +47,12 @@ _NO_EXECUTOR: Final = (
 )
 
 
+_STUCK: Final = (
+    "A task on this executor has not ended: the executor's log, and a thread dump of its Python workers (py-spy), tell"
+    " what it waits for."
+)
+
+
 @dataclass
 class Reports:
     """What the executors have reported."""
@@ -75,8 +81,9 @@ class Executors:
         self._group = f"statelog-doctor-{secrets.token_hex(4)}"
 
     def ask(self, timeout_s: float) -> Reports:
-        """Ask all of them; the limit is that of a check on an executor, and of the start before it."""
-        reports = Reports(run_limited([self._check(self._place, "first", self._first_job)], timeout_s))
+        """Ask all of them; the limit is that of a check on an executor."""
+        first = self._check(self._place, "first", self._first_job, _NO_EXECUTOR)
+        reports = Reports(run_limited([first], START_CHECKS * timeout_s))
         if reports.findings:
             return reports
         ids = internals.executors(self._session)
@@ -86,7 +93,7 @@ class Executors:
             places = [Place(f"executor {DRIVER}", self._driver.host)]  # a local master's
         numbers = internals.numbers_on(self._session, ids[:_MOST])
         checks = [
-            self._check(place, str(number), partial(self._ask_one, numbers, number, place, reports))
+            self._check(place, str(number), partial(self._ask_one, numbers, number, place, reports), _STUCK)
             for number, place in enumerate(places)
         ]
         for start in range(0, len(checks), _AT_ONCE):
@@ -94,14 +101,14 @@ class Executors:
         reports.findings += not_asked(places, reports, len(ids), self._place)
         return reports
 
-    def _check(self, place: Place, name: str, run: Callable[[], Findings]) -> Check:
+    def _check(self, place: Place, name: str, run: Callable[[], Findings], stuck: str) -> Check:
         group = f"{self._group}-{name}"
 
         def in_group() -> Findings:
             self._context.setJobGroup(group, f"statelog doctor: {place.where}", interruptOnCancel=True)
             yield from run()
 
-        return Check(CHECK, place, in_group, _NO_EXECUTOR, lambda: self._context.cancelJobGroup(group))
+        return Check(CHECK, place, in_group, stuck, lambda: self._context.cancelJobGroup(group))
 
     def _first_job(self) -> Findings:
         """Have Spark start executors, also those of dynamic allocation; no Python runs in it."""
@@ -109,7 +116,7 @@ class Executors:
         self._session.range(0, tasks, 1, tasks).count()
         wanted = int(self._context.getConf().get("spark.executor.instances", "0") or 0)
         for _ in range(round(_START_S / _POLL_S)):
-            if len(internals.executors(self._session)) >= min(wanted, _MOST):
+            if not 0 < len(internals.executors(self._session)) < wanted:
                 break
             time.sleep(_POLL_S)
         yield from ()

@@ -13,6 +13,8 @@ from statelog.diagnosis.finding import Finding, Place
 
 Findings = Generator[Finding, None, None]
 
+START_CHECKS: Final = 5
+"""Starting Spark, or the first executors, may take as long as so many checks."""
 _END_S: Final = 5.0
 """How long an end waits for a check that was told to end."""
 

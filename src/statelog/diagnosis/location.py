@@ -224,7 +224,8 @@ def check_from_executor(store: Store, probe: Probe, place: Place, leave: Callabl
     for finding in check_store(store, probe, place):
         is_fit = is_fit and finding.level == "ok"
         yield finding
-    if is_fit:
+    # Not after the driver has removed the folder: Spark does not stop a Python worker at once.
+    if is_fit and if_present(lambda: store.read(probe.witness)) == probe.content:
         written = f"{probe.folder}/mark-{token}"
         won = store.put_if_absent(probe.race, token.encode())
         store.put(written, probe.content)
