@@ -29,7 +29,7 @@ def check_driver_port(address: DriverAddress, place: Place, clock: Clock, timeou
         finally:
             client.close()
     except ProtocolError as error:
-        yield place.error("driver-port", error.message, _remedy(address, error))
+        yield place.error("driver-port", error.message[:1].upper() + error.message[1:], _remedy(address, error))
         return
     trip_s, ahead_s = min(trips)
     yield place.ok("driver-port", f"{where} answers in {trip_s * 1000:.1f} ms.")

@@ -193,4 +193,4 @@ def not_asked(places: Sequence[Place], reports: Reports, executors: int, driver:
             "Check again when they are idle; spark.locality.wait is how long a task waits for its executor.",
         )
     else:
-        yield driver.ok(CHECK, f"Spark has run a task on each of {len(places)} executors.")
+        yield driver.ok(CHECK, f"Spark has run a task on every executor ({len(places)}).")
