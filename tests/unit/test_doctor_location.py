@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -14,11 +13,11 @@ from statelog.diagnosis.finding import Place
 from statelog.diagnosis.location import (
     Marks,
     Probe,
+    Traces,
     check_from_driver,
     check_from_executor,
     check_marks,
     check_store,
-    missing_directories,
     new_probe,
     remove_probe,
 )
@@ -92,15 +91,13 @@ class Forgetful(StoreWrapper):
         return [] if self._promise == "list" else super().list(prefix)
 
 
-def from_driver(store: Store, clock: ManualClock, probe: Probe = PROBE) -> tuple[list[Finding], bool]:
-    wrote = threading.Event()
-    return list(check_from_driver(store, probe, DRIVER, clock, wrote)), wrote.is_set()
+def from_driver(store: Store, clock: ManualClock, probe: Probe = PROBE) -> tuple[list[Finding], Traces]:
+    traces = Traces()
+    return list(check_from_driver(store, probe, DRIVER, clock, traces)), traces
 
 
-def end(
-    store: Store, probe: Probe = PROBE, made: list[Path] | None = None, *, is_written: bool = True
-) -> list[Finding]:
-    return list(remove_probe(store, probe, DRIVER, made or [], is_written=is_written))
+def end(store: Store, probe: Probe = PROBE, traces: Traces | None = None) -> list[Finding]:
+    return list(remove_probe(store, probe, DRIVER, traces or Traces(is_written=True)))
 
 
 # ---- A store that keeps its promises ----
@@ -109,7 +106,7 @@ def end(
 @pytest.mark.parametrize("can_append", [True, False])
 def test_a_good_store_is_ok_and_empty_afterwards(store: MemoryStore, clock: ManualClock, can_append: bool) -> None:
     used: Store = store if can_append else WholeObjects(store)
-    found, wrote = from_driver(used, clock)
+    found, traces = from_driver(used, clock)
     marks: list[Marks] = []
     of_executor = list(check_from_executor(used, PROBE, EXECUTOR, marks.append))
     compared = list(check_marks(used, PROBE, DRIVER, [(EXECUTOR, one) for one in marks]))
@@ -119,7 +116,7 @@ def test_a_good_store_is_ok_and_empty_afterwards(store: MemoryStore, clock: Manu
     assert ("appends" in found[0].found) == can_append == any(name == "append" for name, _ in store.requests)
     assert [one.where for one in of_executor] == ["executor 1"]
     assert "executor 1" in compared[0].found
-    assert wrote
+    assert traces.is_written
     assert store.objects
     assert all(name.startswith("probe/doctor-1/") for _, name in store.requests)
     assert end(used) == []
@@ -148,7 +145,7 @@ def test_a_broken_promise_is_an_error(store: MemoryStore, promise: str) -> None:
 def test_a_denied_request_is_an_error_that_names_the_permissions(
     store: MemoryStore, clock: ManualClock, operation: str, named: str
 ) -> None:
-    found, wrote = from_driver(Denied(store, operation), clock)
+    found, traces = from_driver(Denied(store, operation), clock)
     errors = [one for one in found if one.level == "error"]
     assert errors
     assert f"{named} s3://bucket/some/folder/probe/doctor-1" in errors[0].found
@@ -157,7 +154,7 @@ def test_a_denied_request_is_an_error_that_names_the_permissions(
         "Check the credentials. Needed are s3:GetObject, s3:PutObject and s3:DeleteObject"
     )
     assert "arn:aws:s3:::bucket/some/folder/*, and s3:ListBucket for arn:aws:s3:::bucket." in errors[0].remedy
-    assert wrote == (operation != "put_if_absent")
+    assert traces.is_written == (operation != "put_if_absent")
 
 
 @pytest.mark.parametrize(
@@ -249,37 +246,31 @@ def test_two_winners_of_the_race_are_an_error(store: MemoryStore, clock: ManualC
 # ---- Directories ----
 
 
-def test_directories_that_were_missing_are_removed_again(tmp_path: Path, clock: ManualClock) -> None:
+def test_directories_that_were_missing_are_removed_again(tmp_path: Path) -> None:
     location = tmp_path / "a" / "b"
-    made = missing_directories(str(location))
-    assert made == [location, tmp_path / "a"]
     probe, store = Probe(str(location), "probe/doctor-1"), LocalStore(location)
-    found, _ = from_driver(store, ManualClock(location.parent.parent.stat().st_mtime), probe)
+    found, traces = from_driver(store, ManualClock(tmp_path.stat().st_mtime), probe)
     assert {one.level for one in found} == {"ok"}
+    assert traces.made == [location, tmp_path / "a"]
     (location / "probe" / "doctor-1" / ".1.x.tmp").write_text("of a killed process")
-    assert end(store, probe, made) == []
+    assert end(store, probe, traces) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_others_have_written_meanwhile_stays(tmp_path: Path, clock: ManualClock) -> None:
-    location = tmp_path / "a"
-    made, probe, store = (
-        missing_directories(str(location)),
-        Probe(str(location), "probe/doctor-1"),
-        LocalStore(location),
-    )
-    from_driver(store, clock, probe)
+    probe, store = Probe(str(tmp_path / "a"), "probe/doctor-1"), LocalStore(tmp_path / "a")
+    _, traces = from_driver(store, clock, probe)
     store.put("main/log/1", b"a query")
-    end(store, probe, made)
+    end(store, probe, traces)
     assert [info.name for info in store.list()] == ["main/log/1"]
 
 
 def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path, clock: ManualClock) -> None:
     path = tmp_path / "file"
     path.write_text("")
-    found, wrote = from_driver(LocalStore(path), clock, Probe(f"file:{path}", "probe/doctor-1"))
+    found, traces = from_driver(LocalStore(path), clock, Probe(f"file:{path}", "probe/doctor-1"))
     assert [(one.level, one.found) for one in found] == [("error", f"{path} is not a directory.")]
-    assert not wrote
+    assert not traces.is_written
 
 
 def test_objects_that_cannot_be_removed_are_a_warning(store: MemoryStore, clock: ManualClock) -> None:
@@ -288,4 +279,4 @@ def test_objects_that_cannot_be_removed_are_a_warning(store: MemoryStore, clock:
     [found] = end(denied)
     assert found.level == "warning"
     assert found.remedy == "Remove probe/doctor-1 yourself."
-    assert end(denied, is_written=False) == []
+    assert end(denied, traces=Traces()) == []

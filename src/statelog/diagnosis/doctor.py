@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -140,18 +139,16 @@ class _Diagnosis:
 
     def _of_location(self, session: SparkSession | None, opened: tuple[Store, places.Probe]) -> list[Finding]:
         store, probe = opened
-        made, wrote = places.missing_directories(probe.location), threading.Event()
+        traces = places.Traces()
         findings: list[Finding] = []
         try:
             findings += self._limited(
-                places.CHECK, lambda: places.check_from_driver(store, probe, self.place, SystemClock(), wrote)
+                places.CHECK, lambda: places.check_from_driver(store, probe, self.place, SystemClock(), traces)
             )
             is_fit = all(finding.level != "error" for finding in findings)
             findings += self._of_executors(session, store, probe if is_fit else None)
         finally:
-            findings += self._limited(
-                places.CHECK, lambda: places.remove_probe(store, probe, self.place, made, is_written=wrote.is_set())
-            )
+            findings += self._limited(places.CHECK, lambda: places.remove_probe(store, probe, self.place, traces))
             store.close()
         return findings
 
@@ -162,12 +159,8 @@ class _Diagnosis:
         if session is None:
             return []
         findings = self._limited("python", partial(_of_interpreter, session))
-        address = None
-        try:
-            host, endpoint = require_endpoint(session)
-            address = DriverAddress(host, endpoint.port, endpoint.secret)
-        except Exception as error:
-            findings.append(self.place.failed("driver-port", error))
+        addresses: list[DriverAddress] = []
+        findings += self._limited("driver-port", partial(_of_endpoint, session, addresses))
         try:
             stores = pickled_stores()
         except StatelogError as error:
@@ -175,7 +168,7 @@ class _Diagnosis:
             probe, stores = None, {}
         if any(finding.level == "error" for finding in findings if finding.check == "python"):
             return findings
-        work = ExecutorWork(address, probe, self._options, self._timeout_s, stores)
+        work = ExecutorWork(addresses[0] if addresses else None, probe, self._options, self._timeout_s, stores)
         try:
             executors = Executors(session, executor_function(work), self._installed, self._options.table)
             reports = executors.ask(self._timeout_s)
@@ -195,6 +188,13 @@ class _Diagnosis:
 def _of_interpreter(session: SparkSession) -> Findings:
     """Ask the interpreter of a local master's workers; errors become findings."""
     check_interpreter(session)
+    yield from ()
+
+
+def _of_endpoint(session: SparkSession, addresses: list[DriverAddress]) -> Findings:
+    """Note the address of the endpoint of this process, which is opened if no query has opened it."""
+    host, endpoint = require_endpoint(session)
+    addresses.append(DriverAddress(host, endpoint.port, endpoint.secret))
     yield from ()
 
 

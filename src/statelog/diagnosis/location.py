@@ -6,10 +6,9 @@ import os
 import re
 import secrets
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +66,16 @@ class Marks:
     """Whether it has created the object of the race."""
 
 
+@dataclass
+class Traces:
+    """What a diagnosis may have to remove at its end."""
+
+    made: list[Path] = field(default_factory=list)
+    """The directories of the location that its first write makes, the innermost first."""
+    is_written: bool = False
+    """Whether anything was written for certain."""
+
+
 def new_probe(location: str) -> Probe:
     """A probe that no other diagnosis has."""
     return Probe(location, f"probe/doctor-{secrets.token_hex(8)}")
@@ -75,19 +84,21 @@ def new_probe(location: str) -> Probe:
 # ---- From the driver ----
 
 
-def check_from_driver(store: Store, probe: Probe, place: Place, clock: Clock, wrote: threading.Event) -> Findings:
+def check_from_driver(store: Store, probe: Probe, place: Place, clock: Clock, traces: Traces) -> Findings:
     """Leave the witness for executors, check that the store keeps its contract, and compare the clocks.
 
-    `wrote` is set when something is written.
+    `traces` notes what is to be removed.
     """
     path = _path(probe.location)
-    if path is not None and path.exists() and not path.is_dir():
-        yield place.error(CHECK, f"{path} is not a directory.", "Name a directory; it is made if it is missing.")
-        return
+    if path is not None:
+        if path.exists() and not path.is_dir():
+            yield place.error(CHECK, f"{path} is not a directory.", "Name a directory; it is made if it is missing.")
+            return
+        traces.made += [one for one in (path, *path.parents) if not one.exists()]
     try:
         store.put_if_absent(probe.witness, probe.content)
         now_s = clock.now_s()
-        wrote.set()
+        traces.is_written = True
         listed = store.list(probe.witness)
     except StatelogError as error:
         yield _failed(place, probe.location, error)
@@ -252,7 +263,7 @@ def check_marks(store: Store, probe: Probe, place: Place, marks: list[tuple[Plac
         )
     if marks and not unseen and len(winners) <= 1:
         seen = ", ".join(where.where for where, _ in marks)
-        yield place.ok(SHARED, f"The driver and {seen} see each other's objects, and only one created that of a race.")
+        yield place.ok(SHARED, f"The driver and {seen} see each other's objects, and no two created the same one.")
 
 
 # ---- The end ----
@@ -263,16 +274,10 @@ def _path(location: str) -> Path | None:
     return Path(local_path(location)) if scheme_of(location) in ("", "file") else None
 
 
-def missing_directories(location: str) -> list[Path]:
-    """The directories of a location that the first write will make, the innermost first."""
-    path = _path(location)
-    return [] if path is None else [one for one in (path, *path.parents) if not one.exists()]
+def remove_probe(store: Store, probe: Probe, place: Place, traces: Traces) -> Findings:
+    """Remove all that the diagnosis has written: its folder, and the empty ones of the directories that it has made.
 
-
-def remove_probe(store: Store, probe: Probe, place: Place, made: list[Path], *, is_written: bool) -> Findings:
-    """Remove all that the diagnosis has written: its folder, and of directories that were `made` the empty ones.
-
-    A failure is a finding only if anything `is_written`.
+    A failure is a finding only if anything was written.
     """
     path = _path(probe.location)
     try:
@@ -280,10 +285,10 @@ def remove_probe(store: Store, probe: Probe, place: Place, made: list[Path], *, 
         if path is not None:  # files that a killed process has not finished are not listed
             shutil.rmtree(path / probe.folder, ignore_errors=True)
     except StatelogError as error:
-        if is_written:
+        if traces.is_written:
             told = f"{probe.folder} in {probe.location} could not be removed: {error.message}"
             yield place.warning(CHECK, told, f"Remove {probe.folder} yourself.")
     if path is not None:
-        for directory in [(path / probe.folder).parent, *made]:
+        for directory in [(path / probe.folder).parent, *traces.made]:
             with suppress(OSError):
                 directory.rmdir()
