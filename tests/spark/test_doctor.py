@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 import statelog
 from statelog import Finding, Options
 from statelog.__main__ import main
+from statelog.spark import internals
 from tests.spark.faults import wait_until
 from tests.stores import KeptStore
 
@@ -102,6 +103,21 @@ def test_a_port_that_tasks_do_not_reach_is_an_error(spark: SparkSession, tmp_pat
     assert (found.level, found.check, found.where) == ("error", "driver-port", "executor driver")
     assert "127.0.0.3:" in found.found
     assert "spark.statelog.coordinator.host" in found.remedy
+
+
+def test_a_spark_with_other_private_parts_is_checked_as_far_as_possible(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise AttributeError("no such field")
+
+    monkeypatch.setattr(internals, "numbers_on", missing)
+    monkeypatch.setattr(internals, "executor_of", missing)
+    found = statelog.doctor(tmp_path / "state")
+    [problem] = problems(found)
+    assert (problem.level, problem.check) == ("warning", "executors")
+    assert "placement='off'" in problem.remedy
+    assert {one.check for one in found if one.where == "executor"} == CHECKS_OF_EXECUTORS
 
 
 def test_an_executor_that_hangs_is_an_error(spark: SparkSession, tmp_path: Path) -> None:

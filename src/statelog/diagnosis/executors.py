@@ -87,19 +87,30 @@ class Executors:
         if reports.findings:
             return reports
         ids = internals.executors(self._session)
-        hosts = internals.executor_hosts(self._session)
-        places = [Place(f"executor {one}", hosts.get(one, "")) for one in ids[:_MOST]]
-        if not ids:
-            places = [Place(f"executor {DRIVER}", self._driver.host)]  # a local master's
-        numbers = internals.numbers_on(self._session, ids[:_MOST])
+        chosen = ids[:_MOST]
+        difference: Exception | None = None
+        try:
+            places, numbers = self._places(chosen), internals.numbers_on(self._session, chosen)
+        except Exception as error:
+            difference, places = error, [Place("executor", "")] * max(len(chosen), 1)
+            numbers = self._context.parallelize(range(len(places)), len(places))
         checks = [
             self._check(place, str(number), partial(self._ask_one, numbers, number, place, reports), _STUCK)
             for number, place in enumerate(places)
         ]
         for start in range(0, len(checks), _AT_ONCE):
             reports.findings += run_limited(checks[start : start + _AT_ONCE], 2 * timeout_s)
-        reports.findings += not_asked(places, reports, len(ids), self._place)
+        if difference is None:
+            reports.findings += not_asked(places, reports, len(ids), self._place)
+        else:
+            reports.findings.append(_not_apache(self._place, difference))
         return reports
+
+    def _places(self, executors: Sequence[str]) -> list[Place]:
+        if not executors:
+            return [Place(f"executor {DRIVER}", self._driver.host)]  # a local master's
+        hosts = internals.executor_hosts(self._session)
+        return [Place(f"executor {one}", hosts.get(one, "")) for one in executors]
 
     def _check(self, place: Place, name: str, run: Callable[[], Findings], stuck: str) -> Check:
         group = f"{self._group}-{name}"
@@ -135,12 +146,25 @@ class Executors:
 
     def _place_of(self, report: dict[str, Any], wished: Place) -> Place:
         """The place of a report: Spark may have run the task on another executor than on the wished one."""
-        for _ in range(round(_TOLD_S / _POLL_S)):
-            found = internals.executor_of(self._session, report["stage"], report["task"])
-            if found is not None:
-                return Place(f"executor {found[0]}", report["installed"]["host"])
-            time.sleep(_POLL_S)
-        return Place(wished.where, report["installed"]["host"])
+        host = str(report["installed"]["host"])
+        try:
+            for _ in range(round(_TOLD_S / _POLL_S)):
+                found = internals.executor_of(self._session, report["stage"], report["task"])
+                if found is not None:
+                    return Place(f"executor {found[0]}", host)
+                time.sleep(_POLL_S)
+        except Exception:  # not Apache Spark's status store
+            return Place("executor", host)
+        return Place(wished.where, host)
+
+
+def _not_apache(place: Place, error: Exception) -> Finding:
+    return place.warning(
+        CHECK,
+        "Tasks cannot be brought to a chosen executor, because this Spark differs from Apache Spark"
+        f" ({type(error).__name__}).",
+        "Set Options(placement='off') for the operators. Here tasks have run wherever Spark ran them.",
+    )
 
 
 def read_report(
