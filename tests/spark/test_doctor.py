@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
@@ -122,10 +123,12 @@ def test_a_spark_with_other_private_parts_is_checked_as_far_as_possible(
 
 def test_an_executor_that_hangs_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     statelog.register_store("hanging", HangingStore)
-    spark.sparkContext.parallelize(range(2), 2).map(lambda _: statelog.Options()).count()  # the first takes seconds
-    [found] = problems(statelog.doctor(f"hanging:{os.getpid()}:{tmp_path}/state", timeout_s=5))
+    # The first import takes seconds.
+    numbers = spark.sparkContext.parallelize(range(2), 2)
+    numbers.map(lambda _: str(importlib.import_module("statelog.diagnosis.executor_work"))).collect()
+    [found] = problems(statelog.doctor(f"hanging:{os.getpid()}:{tmp_path}/state", timeout_s=6))
     assert (found.level, found.check, found.where) == ("error", "location", "executor driver")
-    assert found.found == "The check was not done after 5 s."
+    assert found.found == "The check was not done after 6 s."
     assert "within reach of this host" in found.remedy
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
