@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.clock import Clock, SystemClock
+from statelog.clock import SystemClock
 from statelog.diagnosis.finding import Finding, Place
 
 Findings = Generator[Finding, None, None]
@@ -35,24 +35,23 @@ class Check:
     cancel: Callable[[], None] | None = None
 
 
-def run_limited(checks: Sequence[Check], timeout_s: float, clock: Clock | None = None) -> list[Finding]:
+def run_limited(checks: Sequence[Check], timeout_s: float) -> list[Finding]:
     """Run checks, and return their findings in the order of the checks.
 
     A check that is not done after the limit is abandoned in its daemon thread. An interruption, such as Ctrl-C, ends
     all checks, and is raised again.
     """
-    clock = clock or SystemClock()
     running = [_Running(check) for check in checks]
     try:
         for one in running:
             one.thread.start()
-        _wait(running, timeout_s, clock)
+        _wait(running, timeout_s)
         late = [one for one in running if one.abandon()]
-        _wait([one for one in late if one.check.cancel is not None], _END_S, clock)
+        _wait([one for one in late if one.check.cancel is not None], _END_S)
     except BaseException:
         for one in running:
             one.abandon()
-        _wait([one for one in running if one.thread.ident is not None], _END_S, clock)
+        _wait([one for one in running if one.thread.ident is not None], _END_S)
         raise
     return [finding for one in running for finding in one.findings(timeout_s)]
 
@@ -98,7 +97,8 @@ class _Running:
         return found
 
 
-def _wait(running: Sequence[_Running], timeout_s: float, clock: Clock) -> None:
+def _wait(running: Sequence[_Running], timeout_s: float) -> None:
+    clock = SystemClock()
     deadline_s = clock.monotonic_s() + timeout_s
     for one in running:
         one.done.wait(max(deadline_s - clock.monotonic_s(), 0))
