@@ -110,6 +110,27 @@ def test_an_address_that_is_no_loopback_asks_for_firewalls() -> None:
         assert text in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("port", "reason"),
+    [("99999", "bind(): port must be 0-65535"), ("any", "invalid literal"), ("1", "Cannot assign requested")],
+)
+def test_an_address_that_the_driver_cannot_have(port: str, reason: str) -> None:
+    script = """
+import sys, types
+from statelog.errors import ConfigurationError
+from statelog.spark.endpoint import require_endpoint
+conf = {"spark.statelog.coordinator.host": "192.0.2.1", "spark.statelog.coordinator.port": sys.argv[1]}
+context = types.SimpleNamespace(master="yarn", getConf=lambda: conf)
+try:
+    require_endpoint(types.SimpleNamespace(sparkContext=context))
+except ConfigurationError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script, port], check=True, capture_output=True, text=True)
+    assert f"cannot listen on 192.0.2.1:{port}: {reason}" in done.stdout
+    assert "spark.statelog.coordinator.host and .port" in done.stdout
+
+
 def test_another_service_on_the_port_is_an_error() -> None:
     with driver() as address:
         [found] = of_port(DriverAddress(address.host, address.port, b"other" * 8))

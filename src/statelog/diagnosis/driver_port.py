@@ -64,6 +64,6 @@ def _remedy(address: DriverAddress, error: ProtocolError) -> str:
             " an address of the driver that the executors reach."
         )
     return (
-        f"{error.hint.rstrip('.')}, and open that port in firewalls, security groups and network policies. With"
-        " .port unset it is any free port. spark.driver.bindAddress is the address that the driver listens on."
+        f"{error.hint.rstrip('.')}, and open that port in firewalls, security groups and network policies. If"
+        " it is unset, any free port is taken. spark.driver.bindAddress is the address that the driver listens on."
     )
