@@ -27,7 +27,7 @@ from statelog import CheckpointMetrics, Observer, Options
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Ping, Reply, Request, TaskId, Tick
 from statelog.clock import SystemClock
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log, open_retrying_store
@@ -274,7 +274,7 @@ class CommitSide(Side):
 
 
 def _handle(coordinator: Coordinator, request: Request, payload: bytes) -> Reply:
-    assert not isinstance(request, Tick)
+    assert not isinstance(request, Tick | Ping)
     return coordinator.handle(request, payload)
 
 

@@ -24,6 +24,8 @@ from .convert.arrow import (
     ArrowTimers,
     ArrowValueState,
 )
+from .diagnosis.doctor import doctor
+from .diagnosis.finding import Finding
 from .errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -104,6 +106,7 @@ __all__ = [
     "ErrorKind",
     "FellBack",
     "FencedError",
+    "Finding",
     "First",
     "Forgotten",
     "KeyStats",
@@ -162,6 +165,7 @@ __all__ = [
     "branch",
     "compare",
     "delete_orphans",
+    "doctor",
     "error_of",
     "fall_back",
     "forget",

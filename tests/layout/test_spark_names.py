@@ -21,8 +21,8 @@ NEWER = {
 }
 """The version that a name came with. Any other newer name needs a fallback for older Sparks before it comes here."""
 
-NOT_SPARKS = {"changes", "instance", "to_pandas"}
-"""Attributes of other objects, whose names newer versions of PySpark use as well."""
+NOT_SPARKS = {"builder", "changes", "instance", "to_pandas"}
+"""Attributes of other objects, whose names newer versions of PySpark use as well. Spark 4.0 assigns ``builder``."""
 
 
 def test_no_more_names_are_newer_than_spark_4_0() -> None:

@@ -6,6 +6,18 @@ from functools import partial
 
 import pytest
 
+from statelog import Finding
+from statelog.clock import SystemClock
+from statelog.diagnosis.finding import Place
+from statelog.diagnosis.location import (
+    Marks,
+    Probe,
+    Traces,
+    check_from_driver,
+    check_from_executor,
+    check_marks,
+    remove_probe,
+)
 from statelog.errors import ErrorKind, StorageError
 from statelog.storage import Store, open_store
 from statelog.storage.probe import check_put_if_absent
@@ -105,3 +117,40 @@ def test_a_server_that_goes_away() -> None:
             with pytest.raises(StorageError) as raised:
                 call()
             assert raised.value.is_transient
+
+
+# ---- The doctor ----
+
+
+def diagnosed(location: str) -> list[Finding]:
+    """The doctor's findings of a location, without Spark."""
+    store, probe, place, traces = open_store(location), Probe(location, "probe/doctor-1"), Place("driver", ""), Traces()
+    found = list(check_from_driver(store, probe, place, SystemClock(), traces))
+    marks: list[Marks] = []
+    if traces.is_written:
+        found += check_from_executor(store, probe, place, marks.append)
+        found += check_marks(store, probe, place, [(place, one) for one in marks])
+    found += remove_probe(store, probe, place, traces)
+    return found
+
+
+def test_the_doctor_finds_nothing_wrong_and_leaves_nothing(s3_location: str) -> None:
+    found = diagnosed(s3_location)
+    assert {one.level for one in found} == {"ok"}
+    assert "location-shared" in {one.check for one in found}
+    assert open_store(s3_location).list() == []
+
+
+def test_the_doctor_names_what_wrong_credentials_need(s3_location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x" * 40)
+    [found] = diagnosed(s3_location)
+    assert found.level == "error"
+    assert "403" in found.found
+    assert "Check the credentials" in found.remedy
+    assert "s3:ListBucket" in found.remedy
+
+
+def test_the_doctor_finds_that_there_is_no_bucket(s3_server: RadosGateway) -> None:
+    [found] = diagnosed("s3://no-such-bucket/x")
+    assert found.level == "error"
+    assert "Check the bucket's name" in found.remedy

@@ -28,7 +28,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.held_pin import HeldPin
 from statelog.checkpoint.history import History
 from statelog.checkpoint.parent import Parent
-from statelog.checkpoint.protocol import Reply, Request, Tick
+from statelog.checkpoint.protocol import Ping, Reply, Request, Tick
 from statelog.reading.manifest import SavedOperator
 from statelog.reading.parts import one_by_one
 from statelog.savepoints.branch import branch_operator
@@ -214,7 +214,7 @@ class _DriverQuery(SoakQuery):
         return f"{self.runs}-{next(self.tokens)}".rjust(16).encode()
 
     def call(self, request: Request, payload: bytes) -> Reply:
-        if not isinstance(request, Tick) and request.task.run_id != self.run_id:
+        if not isinstance(request, Tick | Ping) and request.task.run_id != self.run_id:
             raise FencedError("That run is over.")
         return super().call(request, payload)
 

@@ -168,6 +168,18 @@ def test_operators_without_keys_stay_too(told: Told) -> None:
     assert sum(told["numbers fetched"].values()) == 0
 
 
+def test_the_doctor_asks_every_executor(told: Told) -> None:
+    found = told.text["findings"]
+    assert [one for one in found if one["level"] != "ok"] == []
+    reached = {one["where"] for one in found if one["check"] == "driver-port"}
+    assert (
+        reached
+        == {"executor 0", "executor 1", "executor 2"}
+        == {one["where"] for one in found if one["check"] == "location" and one["where"] != "driver"}
+    )
+    assert not (told.job.root.parent / "doctor").exists()
+
+
 # ---- Without executors ----
 
 

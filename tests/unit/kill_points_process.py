@@ -25,7 +25,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, ProtocolError
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.protocol import Reply, Request, Tick
+from statelog.checkpoint.protocol import Ping, Reply, Request, Tick
 from statelog.runs.byte_slices import Budget
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.storage import LocalStore, Store, local, posix
@@ -267,7 +267,7 @@ class DriverQuery(ProcessQuery):
     """The driver's side."""
 
     def call(self, request: Request, payload: bytes) -> Reply:
-        if not isinstance(request, Tick):
+        if not isinstance(request, Tick | Ping):
             # The tokens of log entries are made of it.
             self.attempts = request.task.attempt
         return super().call(request, payload)

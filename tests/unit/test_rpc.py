@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
 from statelog.clock import SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
@@ -48,6 +48,8 @@ class Handler:
             return Begun(1, b"g", b"h", 10, "p", "s", 5, 6)
         if isinstance(request, Tick):
             return Ticked(True)
+        if isinstance(request, Ping):
+            return Pinged(1_780_000_000.0)
         if request.task.attempt == 0:
             raise FencedError("a newer run", kind=ErrorKind.NEWER_EPOCH, hint="Stop.")
         if request.task.attempt == 1:
@@ -433,6 +435,7 @@ def test_client_does_not_wait_for_a_server_that_says_nothing(said: bytes) -> Non
     [
         (Begin(TASK, 1, 10, None), "operator 'uid', subtask 1, batch 3"),
         (Tick("clock", "reader", False), "the clock source reader"),
+        (Ping("the doctor"), "the doctor"),
     ],
 )
 def test_a_call_that_is_not_answered_says_whose_it_was(

@@ -214,11 +214,30 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     ends_when_idle: bool
     """Whether the query ends once it has read the data that existed at its start."""
 
+    @property
+    def name(self) -> str:
+        """The source's name in messages."""
+        return f"the clock source {self.reader}"
+
 
 class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
     """Tells whether the query needs a batch."""
 
     needs_batch: bool
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """A process asks whether the driver is there, and for its time."""
+
+    name: str
+    """The asking process, in messages."""
+
+
+class Pinged(msgspec.Struct, frozen=True, tag="pinged"):
+    """The driver is there."""
+
+    now_s: float
+    """Its wall clock, seconds since the Unix epoch."""
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
@@ -232,5 +251,5 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 TaskRequest = Begin | Fetch | ReadProgress | Ack
 """What tasks of an operator ask its coordinator."""
-Request = TaskRequest | Tick
-Reply = Begun | Fetched | Acked | Ticked | Failure
+Request = TaskRequest | Tick | Ping
+Reply = Begun | Fetched | Acked | Ticked | Pinged | Failure

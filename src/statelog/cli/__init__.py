@@ -4,6 +4,7 @@ A command calls a public function and shows its result: as a table for people, o
 fields of the function's result. So whatever a command does, a program can do without it.
 
 - `main`: the group of all commands, and what becomes of errors.
+- `doctor_command`: ``doctor`` checks that queries can run here.
 - `state_commands`: what is there, and its rows: ``ls``, ``show``, ``get``, ``scan``, ``changes``, ``history``,
   ``diff``, ``export``.
 - `stats_command`: ``stats`` measures what is stored.

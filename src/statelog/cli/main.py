@@ -9,6 +9,7 @@ import click
 
 from statelog.cli import (
     compare_command,
+    doctor_command,
     pin_commands,
     query_commands,
     replay_command,
@@ -25,6 +26,7 @@ def commands() -> None:
 
 
 for _command in (
+    doctor_command.doctor,
     state_commands.ls,
     state_commands.show,
     state_commands.get,

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.admission import OperatorConfig, begins_state, incomplete_batch, require_admission
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import OperatorChanges, noted_location
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
@@ -178,6 +178,8 @@ class Endpoint:
     def _handle(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Tick):
             return Ticked(self._clocks.needs_batch(request))
+        if isinstance(request, Ping):
+            return Pinged(self._clock.now_s())
         return self._coordinator(request.task).handle(request, payload)
 
     def _coordinator(self, task: TaskId) -> Coordinator:
@@ -363,12 +365,13 @@ def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
     bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
     with _endpoint_lock:
         if _endpoint is None or _endpoint.process_id != os.getpid():
-            port = int(str(conf.get("spark.statelog.coordinator.port", "0")))
+            port = str(conf.get("spark.statelog.coordinator.port", "0"))
             try:
-                _endpoint = Endpoint(bound, port)
-            except OSError as error:
+                _endpoint = Endpoint(bound, int(port))
+            except (OSError, OverflowError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
                 raise ConfigurationError(
-                    f"The coordinator cannot listen on {bound}:{port}: {error.strerror}.",
+                    f"The coordinator cannot listen on {bound}:{port}: {reason}.",
                     hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
                 ) from error
         return reachable, _endpoint

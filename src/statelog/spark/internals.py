@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext, SparkFiles
+from pyspark import RDD, SparkContext, SparkFiles
 from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
@@ -26,6 +27,8 @@ from statelog.storage.location import scheme_of
 _MAPS_OF_ROWS: Final = frozenset({"MapInArrow", "MapInPandas"})
 _STREAMS: Final = frozenset({"StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation"})
 _SINKS_IN_PYTHON: Final = frozenset({"ForeachBatchSink", "PythonTable"})
+_STAGE_ATTEMPTS: Final = 4
+"""Spark's spark.stage.maxConsecutiveAttempts."""
 
 
 def is_classic(session: SparkSession) -> bool:
@@ -43,6 +46,13 @@ def shipped_files(context: SparkContext) -> list[str]:
     """The paths of the files that the application ships and workers may import, in the driver's folder of files."""
     private: Any = context
     return [os.path.join(SparkFiles.getRootDirectory(), name) for name in private._python_includes]
+
+
+def kill_jvm() -> None:
+    """Kill the JVM of this process, if there is one: for a session whose start or end hangs."""
+    gateway: Any = SparkContext._gateway
+    if gateway is not None and getattr(gateway, "proc", None) is not None:
+        gateway.proc.kill()
 
 
 def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQuery:
@@ -348,6 +358,15 @@ def executors(session: SparkSession) -> list[str]:
     return sorted(str(found.apply(index)) for index in range(found.size()))
 
 
+def executor_hosts(session: SparkSession) -> dict[str, str]:
+    """The hosts of the present executors, and of the driver, by id."""
+    managers, hosts = _block_master(session).getMemoryStatus().keysIterator(), {}
+    while managers.hasNext():
+        manager = managers.next()
+        hosts[str(manager.executorId())] = str(manager.host())
+    return hosts
+
+
 def slots(session: SparkSession) -> int:
     """How many tasks the executors can run at a time."""
     context = _context(session)
@@ -356,14 +375,14 @@ def slots(session: SparkSession) -> int:
 
 def cached_partitions(frame: DataFrame, count: int) -> list[str | None]:
     """The executor of each of the first `count` partitions of a cached DataFrame; None unless exactly one has it."""
-    master = _block_master(frame)
+    master = _block_master(frame.sparkSession)
     held = (master.getLocations(block) for block in _blocks(frame, range(count)))
     return [str(places.head().executorId()) if places.size() == 1 else None for places in held]
 
 
 def drop_cached_partitions(frame: DataFrame, partitions: Iterable[int]) -> None:
     """Drop partitions of a cached DataFrame from the executors, and wait up to a second until they are gone."""
-    master, held = _block_master(frame), _blocks(frame, partitions)
+    master, held = _block_master(frame.sparkSession), _blocks(frame, partitions)
     for block in held:
         master.removeBlock(block)
     for _ in range(100):
@@ -380,28 +399,49 @@ def cache_partitions(frame: DataFrame, executors: Sequence[str]) -> None:
     """
     # A zip of two RDDs prefers the places of the first, and needs equally many rows in both.
     jvm: Any = frame.sparkSession._jvm
-    _tasks_on(frame, executors).zip(_cached_rdd(frame), jvm.scala.reflect.ClassTag.Any()).count()
+    _tasks_on(frame.sparkSession, executors).zip(_cached_rdd(frame), jvm.scala.reflect.ClassTag.Any()).count()
 
 
 def run_tasks_on(frame: DataFrame, executors: Sequence[str]) -> None:
     """Run an empty task on each of these executors: the first task of a new executor takes long."""
-    _tasks_on(frame, executors).count()
+    _tasks_on(frame.sparkSession, executors).count()
 
 
-def _tasks_on(frame: DataFrame, executors: Sequence[str]) -> Any:
-    """An RDD with a partition of one row per executor; Spark prefers that executor for it, or none if it is unknown."""
-    jvm: Any = frame.sparkSession._jvm
-    managers, hosts = _block_master(frame).getMemoryStatus().keysIterator(), {}
-    while managers.hasNext():
-        manager = managers.next()
-        hosts[str(manager.executorId())] = str(manager.host())
+def numbers_on(session: SparkSession, executors: Sequence[str]) -> RDD[int]:
+    """The numbers from 0 on, each in a partition that Spark prefers to bring to the executor of that place.
+
+    Without executors the partition of 0 may be anywhere.
+    """
+    pickler = CPickleSerializer()
+    rows = [bytearray(pickler.dumps(number)) for number in range(len(executors) or 1)]  # type: ignore[no-untyped-call]
+    pickled = _rows_on(session, rows, executors or [""])
+    return RDD(pickled.toJavaRDD(), session.sparkContext, pickler)
+
+
+def executor_of(session: SparkSession, stage: int, task: int) -> tuple[str, str] | None:
+    """The id and the host of the executor that has run a task, by Spark's ids; None if Spark does not know it yet."""
+    store, most = _context(session).statusStore(), 10_000
+    for attempt in range(_STAGE_ATTEMPTS):
+        for found in _items(store.taskList(stage, attempt, most)):
+            if int(found.taskId()) == task:
+                return str(found.executorId()), str(found.host())
+    return None
+
+
+def _tasks_on(session: SparkSession, executors: Sequence[str]) -> Any:
+    """An RDD with a partition of one row per executor, as in :func:`_rows_on`."""
+    return _rows_on(session, range(len(executors)), executors)
+
+
+def _rows_on(session: SparkSession, rows: Sequence[Any], executors: Sequence[str]) -> Any:
+    """An RDD with a partition for each row; Spark prefers the executor of that place, or none if it is unknown."""
+    jvm: Any = session._jvm
+    hosts = executor_hosts(session)
     wished = [
-        jvm.scala.Tuple2(
-            partition, _scala(jvm, [f"executor_{hosts[executor]}_{executor}"] if executor in hosts else [])
-        )
-        for partition, executor in enumerate(executors)
+        jvm.scala.Tuple2(row, _scala(jvm, [f"executor_{hosts[executor]}_{executor}"] if executor in hosts else []))
+        for row, executor in zip(rows, executors, strict=True)
     ]
-    return _context(frame.sparkSession).makeRDD(_scala(jvm, wished), jvm.scala.reflect.ClassTag.Any())
+    return _context(session).makeRDD(_scala(jvm, wished), jvm.scala.reflect.ClassTag.Any())
 
 
 def _scala(jvm: Any, values: Sequence[Any]) -> Any:
@@ -423,10 +463,10 @@ def _blocks(frame: DataFrame, partitions: Iterable[int]) -> list[Any]:
     return [make(rdd_id, partition) for partition in partitions]
 
 
-def _block_master(frame: DataFrame) -> Any:
+def _block_master(session: SparkSession) -> Any:
     # SparkEnv has it too, but reflection on its methods needs a library that Spark's package lacks.
-    jvm: Any = frame.sparkSession._jvm
+    jvm: Any = session._jvm
     scheduler = jvm.java.lang.Class.forName("org.apache.spark.scheduler.DAGScheduler")
     field = scheduler.getDeclaredField("blockManagerMaster")
     field.setAccessible(True)
-    return field.get(_context(frame.sparkSession).dagScheduler())
+    return field.get(_context(session).dagScheduler())

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from statelog.checkpoint.protocol import Failure, Reply, Request, Tick
+from statelog.checkpoint.protocol import Failure, Ping, Reply, Request, Tick
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ErrorKind, ProtocolError, StatelogError, error_from_parts
 from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
@@ -168,7 +168,7 @@ class RpcClient:
         the reply does not come in time; the call may have had its effect all the same.
         """
         policy = self._policy
-        who = f"the clock source {request.reader}" if isinstance(request, Tick) else request.task.name
+        who = request.name if isinstance(request, Tick | Ping) else request.task.name
         encoded = _encoder.encode(request)
         if len(encoded) > policy.max_request_bytes or len(payload) > policy.max_payload_bytes:
             raise ProtocolError(

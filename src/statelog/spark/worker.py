@@ -259,8 +259,11 @@ def _task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
 
 def _local_directory(spec: TaskSpec, task: TaskId) -> Path:
     """The directory of a subtask's local files on this host."""
-    base = spec.options.local_directory
-    if base is None:
-        base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     operator = f"{task.query_id}-{spec.uid.encode().hex()}"
-    return subtask_directory(Path(base), operator, spec.parallelism, task.subtask)
+    return subtask_directory(local_base(spec.options), operator, spec.parallelism, task.subtask)
+
+
+def local_base(options: Options) -> Path:
+    """The directory below which a host's local files are, in a Python worker."""
+    base = options.local_directory
+    return Path(base or os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir())

@@ -8,13 +8,13 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.store import Store, if_present
 
 
-def check_put_if_absent(store: Store) -> None:
+def check_put_if_absent(store: Store, folder: str = "probe") -> None:
     """Raise ConfigurationError (kind ``store-unsafe``) unless the store creates an object exactly once.
 
     Some servers that speak the protocol of S3 accept the condition of such a request and ignore it. The check creates
-    an object below ``probe/`` twice, and removes it.
+    an object below `folder` twice, and removes it.
     """
-    name = f"probe/{secrets.token_hex()}"
+    name = f"{folder}/{secrets.token_hex()}"
     try:
         # Different bytes each time, as put_if_absent demands: a store may recognize the winner by them.
         created = store.put_if_absent(name, b"first")

@@ -24,7 +24,7 @@ from statelog.checkpoint.attempt import Attempt, Task, WorkerMemory
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick
+from statelog.checkpoint.protocol import Ping, Reply, Request, TaskId, Tick
 from statelog.errors import ConfigurationError, StorageError
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.numbered import NumberedLog
@@ -261,7 +261,7 @@ class LocalQuery:
 
     def call(self, request: Request, payload: bytes) -> Reply:
         """Call the driver, as tasks do."""
-        assert not isinstance(request, Tick), "only a clock source ticks"
+        assert not isinstance(request, Tick | Ping), "tasks do neither"
         return self.coordinator.handle(request, payload)
 
     def _opened(self, location: str) -> Store:

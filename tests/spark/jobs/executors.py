@@ -60,6 +60,8 @@ class Story:
         Of each ack batch, subtask, attempt, and why it was refused, if it was.
     executors : list
         Process ids of all executors.
+    findings : list
+        Those of the doctor before the queries.
     numbers : dict
         Other things, by name.
     """
@@ -68,6 +70,7 @@ class Story:
     fetches: dict[int, int] = field(default_factory=dict)
     acks: list[tuple[int, int, int, str]] = field(default_factory=list)
     executors: list[int] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
@@ -133,6 +136,8 @@ def main(arguments: dict[str, Any]) -> None:
     story = Story()
     _record_acks(story)
     try:
+        location = str(Path(arguments["root"], "doctor"))
+        story.findings = [asdict(one) for one in statelog.doctor(location)]
         _Ledger(session, Path(arguments["root"]), story).tell()
         _numbers(session, Path(arguments["root"]), story)
         Path(arguments["root"], "story.json").write_text(json.dumps(asdict(story)))

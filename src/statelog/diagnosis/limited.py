@@ -1,0 +1,104 @@
+"""Runs checks side by side, each within a time limit; whatever happens to one becomes a finding."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.clock import SystemClock
+from statelog.diagnosis.finding import Finding, Place
+
+Findings = Generator[Finding, None, None]
+
+START_CHECKS: Final = 5
+"""Starting Spark, or the first executors, may take as long as so many checks."""
+_END_S: Final = 5.0
+"""How long an end waits for a check that was told to end."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of one place.
+
+    `run` is a generator. After the time limit it is closed at its next finding, so its ``finally`` removes what it has
+    written. `cancel` is called first, to end what `run` waits for, if anything can.
+    """
+
+    name: str
+    place: Place
+    run: Callable[[], Findings]
+    stuck: str
+    """What to do if it does not end."""
+    cancel: Callable[[], None] | None = None
+
+
+def run_limited(checks: Sequence[Check], timeout_s: float) -> list[Finding]:
+    """Run checks, and return their findings in the order of the checks.
+
+    A check that is not done after the limit is abandoned in its daemon thread. An interruption, such as Ctrl-C, ends
+    all checks, and is raised again.
+    """
+    running = [_Running(check) for check in checks]
+    try:
+        for one in running:
+            one.thread.start()
+        _wait(running, timeout_s)
+        late = [one for one in running if one.abandon()]
+        _wait([one for one in late if one.check.cancel is not None], _END_S)
+    except BaseException:
+        for one in running:
+            one.abandon()
+        _wait([one for one in running if one.thread.ident is not None], _END_S)
+        raise
+    return [finding for one in running for finding in one.findings(timeout_s)]
+
+
+class _Running:
+    """A check in a thread of its own."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        self.done = threading.Event()
+        self._found: list[Finding] = []
+        self._abandoned = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=f"statelog-doctor-{check.name}", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            with closing(self.check.run()) as findings:
+                for finding in findings:
+                    if self._abandoned.is_set():
+                        break
+                    self._found.append(finding)
+        except BaseException as error:  # even a panic of a native library: it is a finding
+            if not self._abandoned.is_set():
+                self._found.append(self.check.place.failed(self.check.name, error))
+        finally:
+            self.done.set()
+
+    def abandon(self) -> bool:
+        """Have the check end as soon as it can; False if it is done."""
+        if self.done.is_set():
+            return False
+        self._abandoned.set()
+        if self.check.cancel is not None:
+            with suppress(Exception):
+                self.check.cancel()
+        return True
+
+    def findings(self, timeout_s: float) -> list[Finding]:
+        found = list(self._found)
+        if self._abandoned.is_set():
+            told = f"The check was not done after {timeout_s:g} s."
+            found.append(self.check.place.error(self.check.name, told, self.check.stuck))
+        return found
+
+
+def _wait(running: Sequence[_Running], timeout_s: float) -> None:
+    clock = SystemClock()
+    deadline_s = clock.monotonic_s() + timeout_s
+    for one in running:
+        one.done.wait(max(deadline_s - clock.monotonic_s(), 0))

@@ -1,0 +1,199 @@
+"""The doctor's judgement of settings, versions and local disks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+from statelog.diagnosis.disk import check_disk
+from statelog.diagnosis.finding import Place
+from statelog.diagnosis.settings import setting_findings
+from statelog.diagnosis.versions import (
+    PACKAGES,
+    Installed,
+    package_findings,
+    release,
+    requirements,
+    spark_findings,
+    teller,
+)
+
+DRIVER = Place("driver", "here")
+EXECUTOR = Place("executor 1", "there")
+VERSIONS = dict.fromkeys(PACKAGES, "1.2.3") | {"pyspark": "4.1.1", "statelog": "0.1.0"}
+INSTALLED = Installed("here", "3.11.4", "/python", VERSIONS)
+CLUSTER = {"spark.master": "yarn", "spark.shuffle.reduceLocality.enabled": "false"}
+
+
+def levels(conf: dict[str, str]) -> dict[str, str]:
+    """The worst level of each check."""
+    worst: dict[str, str] = {}
+    for one in setting_findings(conf, DRIVER):
+        worst[one.check] = max(worst.get(one.check, "ok"), one.level, key=["ok", "warning", "error"].index)
+    return worst
+
+
+def other(**changes: str) -> Installed:
+    named = {name.replace("_", "-"): version for name, version in changes.items()}
+    return Installed("there", "3.11.9", "/other", VERSIONS | named)
+
+
+# ---- Settings ----
+
+
+@pytest.mark.parametrize("conf", [{"spark.master": "local[4]"}, CLUSTER, CLUSTER | {"spark.authenticate": "false"}])
+def test_good_settings_are_ok(conf: dict[str, str]) -> None:
+    assert levels(conf) == {"placement": "ok", "encryption": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "check", "level", "told"),
+    [
+        ("spark.speculation", "TRUE", "placement", "error", "refuse to start"),
+        ("spark.shuffle.reduceLocality.enabled", "true", "placement", "warning", "reduceLocality.enabled is not false"),
+        ("spark.locality.wait", "0s", "placement", "warning", "spark.locality.wait is 0"),
+        ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "settings", "warning", "wait for the next data"),
+        ("spark.network.crypto.enabled", "true", "encryption", "warning", "calls of tasks to the driver's port are in"),
+        ("spark.authenticate.enableSaslEncryption", "true", "encryption", "warning", "calls of tasks to the driver's"),
+        ("spark.ssl.rpc.enabled", "true", "encryption", "warning", "calls of tasks to the driver's port are in clear"),
+        ("spark.ssl.enabled", "true", "encryption", "warning", "calls of tasks to the driver's port are in clear"),
+        ("spark.authenticate", "true", "encryption", "warning", "has a secret of its own"),
+        ("spark.io.encryption.enabled", "true", "encryption", "warning", "local copies of state on the executors'"),
+    ],
+)
+def test_a_setting_that_matters_is_a_finding(setting: str, value: str, check: str, level: str, told: str) -> None:
+    found = [one for one in setting_findings(CLUSTER | {setting: value}, DRIVER) if one.level != "ok"]
+    assert [(one.check, one.level) for one in found] == [(check, level)]
+    assert told in found[0].found
+    assert found[0].remedy
+
+
+def test_executors_with_subtasks_must_not_be_removed() -> None:
+    dynamic = CLUSTER | {"spark.dynamicAllocation.enabled": "true"}
+    assert levels(dynamic)["placement"] == "ok"
+    assert levels(dynamic | {"spark.dynamicAllocation.cachedExecutorIdleTimeout": "60s"})["placement"] == "warning"
+
+
+# ---- Versions ----
+
+
+@pytest.mark.parametrize(
+    ("spark", "pyspark", "level"),
+    [
+        ("3.5.1", "3.5.1", "error"),
+        ("4.0.2-amzn-0", "4.0.2+amzn.0", "ok"),
+        ("4.3.0", "4.3.0", "ok"),
+        ("4.4.0", "4.4.0", "warning"),
+        ("4.1.1", "4.1.4", "warning"),
+        ("4.1.1", "4.3.0", "error"),
+    ],
+)
+def test_sparks_version(spark: str, pyspark: str, level: str) -> None:
+    [found] = spark_findings(spark, pyspark, DRIVER)
+    assert (found.check, found.level) == ("spark", level)
+    assert spark in found.found
+
+
+def test_the_numbers_of_a_version() -> None:
+    assert release("4.0.2-amzn-0") == (4, 0, 2)
+    assert release("20.0.0rc1")[:2] == (20, 0)
+    assert release("unknown") == ()
+
+
+def test_equal_packages_are_ok() -> None:
+    [found] = package_findings(INSTALLED, EXECUTOR, other(), {"numpy": ">=1.2", "pyspark": ">=9"})
+    assert (found.level, found.check) == ("ok", "packages")
+    assert "numpy 1.2.3" in found.found
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "told"),
+    [
+        ({"statelog": "0.2.0"}, "error", "statelog 0.2.0 (driver: 0.1.0)"),
+        ({"statelog": "unknown"}, "warning", "statelog unknown (driver: 0.1.0)"),
+        ({"pyspark": "4.0.2"}, "error", "pyspark 4.0.2 (driver: 4.1.1)"),
+        ({"pyspark": "4.1.4"}, "warning", "pyspark 4.1.4 (driver: 4.1.1)"),
+        ({"pyarrow": "1.3.0"}, "warning", "pyarrow 1.3.0 (driver: 1.2.3)"),
+        ({"msgspec": ""}, "error", "/other lacks msgspec"),
+        ({"lazy_loader": ""}, "error", "/other lacks lazy-loader"),
+        ({"rocksdict": ""}, "warning", "/other lacks rocksdict, which Options(table='rocksdb') needs"),
+        ({"datasketches": ""}, "warning", "/other lacks datasketches, which the aggregate Quantiles needs"),
+    ],
+)
+def test_other_packages_than_the_drivers(changes: dict[str, str], level: str, told: str) -> None:
+    [found] = package_findings(other(**changes), EXECUTOR, INSTALLED)
+    assert (found.level, found.check, found.where) == (level, "packages", "executor 1")
+    assert told in found.found
+    assert found.remedy
+
+
+def test_a_table_that_is_used_needs_its_package() -> None:
+    [found] = package_findings(other(rocksdict=""), EXECUTOR, other(rocksdict=""), table="rocksdb")
+    assert found.level == "error"
+    [found] = package_findings(other(rocksdict=""), EXECUTOR, other(rocksdict=""))
+    assert found.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [("2.1.9", "warning"), ("2.2", "ok"), ("2.9.1", "ok"), ("3.0", "warning")]
+)
+def test_versions_outside_of_the_declared_range(version: str, level: str) -> None:
+    [found] = package_findings(other(pandas=version), DRIVER, needs={"pandas": ">=2.2,<3"})
+    assert found.level == level
+    assert (found.level == "ok") or "pip install 'pandas>=2.2,<3'" in found.remedy
+
+
+def test_the_requirements_are_those_of_the_project() -> None:
+    assert {"msgspec", "numpy", "obstore", "pandas", "pyarrow", "xxhash"} <= set(requirements())
+    assert set(requirements()) >= set(PACKAGES) - {"statelog", "rocksdict", "datasketches", "pyspark"}
+
+
+def test_another_python_is_an_error() -> None:
+    found = list(package_findings(Installed("there", "3.12.1", "/other", VERSIONS), EXECUTOR, INSTALLED))
+    assert [(one.level, one.check) for one in found] == [("error", "python")]
+    assert "/other is Python 3.12.1, and the driver runs Python 3.11.4" in found[0].found
+
+
+def test_a_process_tells_its_packages() -> None:
+    told = Installed(**teller(("numpy", "no-such-package"))())
+    assert told.versions == {"numpy": numpy.__version__, "no-such-package": ""}
+    assert told.executable == sys.executable
+    assert told.python == ".".join(map(str, sys.version_info[:3]))
+
+
+# ---- Local disks ----
+
+
+def test_a_disk_with_room_is_ok(tmp_path: Path) -> None:
+    [found] = check_disk(tmp_path, EXECUTOR, lambda _: 5_000_000_000)
+    assert (found.level, found.check) == ("ok", "local-disk")
+    assert "5.0 GB" in found.found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_nearly_full_is_a_warning(tmp_path: Path) -> None:
+    [found] = check_disk(tmp_path, EXECUTOR, lambda _: 500_000_000)
+    assert found.level == "warning"
+    assert "local_directory" in found.remedy
+
+
+def test_the_folder_need_not_exist_yet(tmp_path: Path) -> None:
+    [found] = check_disk(tmp_path / "a" / "b", EXECUTOR, lambda _: 5_000_000_000)
+    assert found.level == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error() -> None:
+    [found] = check_disk(Path("/proc/self"), EXECUTOR, lambda _: 5_000_000_000)
+    assert (found.level, found.check) == ("error", "local-disk")
+    assert "a file in /proc/self cannot be written" in found.found
+
+
+def test_the_folder_of_other_queries_is_the_one_that_is_tried(tmp_path: Path) -> None:
+    """It may belong to another user."""
+    (tmp_path / "statelog").symlink_to("/proc/self")
+    [found] = check_disk(tmp_path, EXECUTOR, lambda _: 5_000_000_000)
+    assert found.level == "error"
