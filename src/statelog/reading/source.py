@@ -233,6 +233,9 @@ def find_operator(location: str, uid: str | None) -> tuple[Store, str, str]:
             if store.list(f"{root}/{LOG_FOLDER}/"):
                 return store, place, root
     found = find_operators(location)
+    if uid is None and len(found) > 1:
+        # An operator whose state was given up, or that has another uid now, is none to choose.
+        found = [one for one in found if read_history(one[0], one[2]).latest is not None] or found
     if uid is None and len(found) == 1:
         return found[0]
     names = _listed(root for _, _, root in found)
