@@ -18,7 +18,6 @@ _CALLS_IN_CLEAR: Final = (
     " state, with their keys and values. Both ends prove that they know a secret, but nothing is encrypted"
 )
 _NETWORK: Final = "Run driver and executors in a network that others cannot read, or encrypt it: a VPN, WireGuard."
-_DISK: Final = "Encrypt the disks of the executors, and the bucket or disk of the location."
 _NOT_HONOURED: Final = {
     "spark.network.crypto.enabled": (_CALLS_IN_CLEAR, _NETWORK),
     "spark.authenticate.enableSaslEncryption": (_CALLS_IN_CLEAR, _NETWORK),
@@ -30,9 +29,9 @@ _NOT_HONOURED: Final = {
         _NETWORK,
     ),
     "spark.io.encryption.enabled": (
-        "it covers Spark's own files only: the local copies of state on the executors' disks, and the objects of the"
-        " location, are in clear",
-        _DISK,
+        "it covers Spark's own files only: the objects of the location are in clear, and operators refuse to start unless"
+        " their options accept plain local copies of state on the executors' disks",
+        "Set Options(plain_local_files=True), and encrypt the disks of the executors and of the location, or its bucket.",
     ),
 }
 """Settings of Spark that statelog does not follow: what is in clear all the same, and the remedy."""
