@@ -12,7 +12,7 @@ from msgspec import structs
 from statelog import ConfigurationError, ErrorKind, FencedError, StateMissingError
 from statelog.checkpoint.admission import begins_state
 from statelog.checkpoint.coordinator import Coordinator
-from statelog.log.entry import Checkpoint, Entry
+from statelog.log.entry import Checkpoint, Entry, renamed_to
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
 from tests.contract.log_contract import make_checkpoint, make_claim
@@ -218,3 +218,18 @@ def test_an_unkeyed_operator_begins_empty_too(tmp_path: Path) -> None:
     [initial] = [entry for entry in engine.read_log() if isinstance(entry, Checkpoint)]
     assert (initial.batch, initial.is_initial, initial.base_ranges) == (0, True, None)
     assert engine.run_subtask(1, 0, [["read"]], [])[0] == [0, 3, False, False], "it is not restored"
+
+
+def test_an_operator_has_the_uid_that_its_querys_last_claim_gave_it() -> None:
+    claim = make_claim("a")(1)
+    renamed = structs.replace(claim, gives_up=True, renamed_to="b")
+    other = structs.replace(renamed, query_id="another", renamed_to="c")
+    checkpoint, _ = make_checkpoint("a", 1, 0)
+    for entries, expected in (
+        ([], ""),
+        ([checkpoint, claim], ""),
+        ([renamed, checkpoint, other, claim], "b"),
+        ([renamed, structs.replace(renamed, renamed_to="d")], "d"),
+        ([renamed, structs.replace(claim, gives_up=True)], ""),
+    ):
+        assert renamed_to(entries, "query") == expected
