@@ -225,11 +225,12 @@ def test_an_operator_has_the_uid_that_its_querys_last_claim_gave_it() -> None:
     renamed = structs.replace(claim, gives_up=True, renamed_to="b")
     other = structs.replace(renamed, query_id="another", renamed_to="c")
     checkpoint, _ = make_checkpoint("a", 1, 0)
-    for entries, expected in (
+    cases: list[tuple[list[Entry], str]] = [
         ([], ""),
         ([checkpoint, claim], ""),
         ([renamed, checkpoint, other, claim], "b"),
         ([renamed, structs.replace(renamed, renamed_to="d")], "d"),
         ([renamed, structs.replace(claim, gives_up=True)], ""),
-    ):
+    ]
+    for entries, expected in cases:
         assert renamed_to(entries, "query") == expected

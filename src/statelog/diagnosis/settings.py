@@ -31,7 +31,7 @@ _NOT_HONOURED: Final = {
     "spark.io.encryption.enabled": (
         "it covers Spark's own files only: the objects of the location are in clear, and operators refuse to start"
         " unless their options accept plain local copies of state on the executors' disks",
-        "Set Options(plain_local_files=True), and encrypt the disks of the executors, and the location's disk or bucket.",
+        "Set Options(plain_local_files=True), and encrypt the disks of the executors and the location.",
     ),
 }
 """Settings of Spark that statelog does not follow: what is in clear all the same, and the remedy."""
