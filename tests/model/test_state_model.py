@@ -433,7 +433,7 @@ def _listed(row: tuple[Any, ...] | None) -> list[Any] | None:
 
 _settings = settings(
     phases=(Phase.generate,),
-    max_examples=36,
+    max_examples=28,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -455,8 +455,8 @@ class AllTablesMachine(StateMachine):
 TestRunsTable = StateMachine.TestCase
 TestRunsTable.settings = _settings
 TestMemoryTable = MemoryTableMachine.TestCase
-TestMemoryTable.settings = settings(_settings, max_examples=16)
+TestMemoryTable.settings = settings(_settings, max_examples=12)
 TestRocksTable = RocksTableMachine.TestCase
-TestRocksTable.settings = settings(_settings, max_examples=16)
+TestRocksTable.settings = settings(_settings, max_examples=12)
 TestAllTables = AllTablesMachine.TestCase
-TestAllTables.settings = settings(_settings, max_examples=16)
+TestAllTables.settings = settings(_settings, max_examples=12)

@@ -30,7 +30,7 @@ def told(text: str, state: str) -> dict[str, Any]:
 
 
 def test_a_slice_of_the_soak() -> None:
-    code, text = soak("--minutes", "1", "--seed", "20")
+    code, text = soak("--minutes", "0.5", "--seed", "22")
     assert code == 0, text[-20_000:]
     counts = told(text, "passed")
     for name in ("batches", "kills of drivers", "kills of workers", "host moves", "rescales", "restores", "branches"):
