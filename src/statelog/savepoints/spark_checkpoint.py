@@ -12,7 +12,7 @@ from typing import Final
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
 from statelog.reading.manifest import Manifest, SavedFile, read_saved, store_saved
 from statelog.savepoints.spark_files import SparkFiles
-from statelog.savepoints.spark_logs import BatchOffsets, file_log_until, is_file_log_entry
+from statelog.savepoints.spark_logs import BatchOffsets, file_log_until, is_file_log_entry, parsed
 from statelog.storage import Store
 from statelog.storage.store import if_present
 
@@ -20,7 +20,7 @@ _METADATA: Final = "metadata"
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
 _SOURCES: Final = "sources"
-_STATE: Final = "state"
+STATE: Final = "state"
 _COPY_ATTEMPTS: Final = 3
 _SAVED_FOLDER: Final = "spark"
 
@@ -35,7 +35,7 @@ class SparkCheckpoint:
     @property
     def folders(self) -> list[str]:
         """The locations of Spark's own folders."""
-        names = (OFFSETS, COMMITS, _SOURCES, _STATE)
+        names = (OFFSETS, COMMITS, _SOURCES, STATE)
         return [f"{self.location}/{name}" for name in names]
 
     def query_id(self) -> str:
@@ -62,7 +62,7 @@ class SparkCheckpoint:
 
     def require_no_other_state(self) -> None:
         """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""
-        if self.files.list(_STATE):
+        if self.files.list(STATE):
             raise ConfigurationError(
                 f"{self.location}: the query also has stateful operators of Spark's, whose state cannot be saved.",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
@@ -75,12 +75,22 @@ class SparkCheckpoint:
 
     def time_ms(self, batch: int) -> int | None:
         """Spark's time of a batch; None if Spark has not noted it."""
+        return self.batch_offsets(batch).time_ms
+
+    def batch_offsets(self, batch: int) -> BatchOffsets:
+        """Spark's offset log entry of a batch; raises StateMissingError if it is gone."""
         name = f"{OFFSETS}/{batch}"
-        return BatchOffsets.parse(self._text(name), f"{self.location}/{name}").time_ms
+        return BatchOffsets.parse(self._text(name), f"{self.location}/{name}")
 
     def commits(self, batch: int) -> dict[str, str]:
         """Spark's commit log entry of a batch, by batch id."""
         return {str(batch): self._text(f"{COMMITS}/{batch}")}
+
+    def next_watermark_ms(self, batch: int) -> int:
+        """Spark's watermark after a committed batch; 0 if Spark has not noted it."""
+        _, _, noted = self._text(f"{COMMITS}/{batch}").partition("\n")
+        found = parsed(noted).get("nextBatchWatermarkMs")
+        return found if isinstance(found, int) else 0
 
     def _text(self, name: str) -> str:
         data = if_present(lambda: self.files.read(name))

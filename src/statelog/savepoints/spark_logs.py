@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
@@ -57,34 +57,71 @@ class BatchOffsets:
     @property
     def time_ms(self) -> int | None:
         """Spark's time of the batch; None if the entry has none."""
-        time_ms = _parsed(self.metadata).get("batchTimestampMs")
+        time_ms = parsed(self.metadata).get("batchTimestampMs")
         return time_ms if isinstance(time_ms, int) else None
 
     @property
     def file_log_ends(self) -> dict[str, int]:
         """The last log entry that the batch has read, for each file source by its folder."""
-        parsed = {source: _parsed(offset).get("logOffset") for source, offset in self.offsets}
-        return {source: end for source, end in parsed.items() if isinstance(end, int)}
+        ends = {source: parsed(offset).get("logOffset") for source, offset in self.offsets}
+        return {source: end for source, end in ends.items() if isinstance(end, int)}
+
+    @property
+    def watermark_ms(self) -> int:
+        """Spark's watermark of the batch; 0 if the entry has none."""
+        watermark_ms = parsed(self.metadata).get("batchWatermarkMs")
+        return watermark_ms if isinstance(watermark_ms, int) else 0
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """The settings that Spark keeps from the query's first start on."""
+        conf = parsed(self.metadata).get("conf")
+        return conf if isinstance(conf, dict) else {}
+
+    def plus_clock(self) -> BatchOffsets:
+        """The entry of a query that has a clock source too, as the last of its sources.
+
+        Raises ConfigurationError if the sources have names, of which the clock source has none.
+        """
+        if any(not source.isdecimal() for source, _ in self.offsets):
+            raise ConfigurationError(
+                "The query's sources have names (spark.sql.streaming.queryEvolution.enableSourceEvolution), and"
+                " statelog's clock source, which the query needs, has none.",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                hint="Start the query anew, with the state as its initialState.",
+            )
+        clock = (str(len(self.offsets)), json.dumps({"clock": "", "tick": 0}))
+        return replace(self, offsets=[*self.offsets, clock])
+
+    @property
+    def text(self) -> str:
+        """The entry as Spark stores it."""
+        has_names = self.version == _NAMED
+        return "\n".join(
+            [
+                self.version,
+                self.metadata,
+                *(f"{source}:{offset}" if has_names else offset for source, offset in self.offsets),
+            ]
+        )
 
     def with_clock(self, clock_id: str) -> str:
         """The entry's text, with `clock_id` as the id of the heartbeat's clock source."""
-        has_names = self.version == _NAMED
-        lines = [(f"{source}:" if has_names else "") + _renamed(offset, clock_id) for source, offset in self.offsets]
-        return "\n".join([self.version, self.metadata, *lines])
+        return replace(self, offsets=[(source, _renamed(offset, clock_id)) for source, offset in self.offsets]).text
 
 
 def _renamed(text: str, clock_id: str) -> str:
-    offset = _parsed(text)
+    offset = parsed(text)
     return json.dumps({**offset, "clock": clock_id}) if offset.keys() == {"clock", "tick"} else text
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> dict[str, Any]:
     """The JSON object of a text; an empty one if the text is no object."""
     try:
-        parsed = json.loads(text)
+        found = json.loads(text)
     except ValueError:
         return {}
-    return parsed if isinstance(parsed, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_file_log_entry(base_name: str) -> bool:

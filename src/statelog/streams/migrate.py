@@ -1,0 +1,207 @@
+"""``migrate`` begins a query of statelog with the state of Spark's own ``transformWithState``."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from statelog.checkpoint.query_operators import noted_location
+from statelog.checkpoint.views import initial_checkpoint
+from statelog.clock import SystemClock
+from statelog.convert.codecs import RowCodecs, recorded_settings
+from statelog.convert.times import TimeMode
+from statelog.convert.types import key_schema
+from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.log.entry import Checkpoint, Claim, QueryOperators
+from statelog.log.open import RUNS_FOLDER, open_location, open_log
+from statelog.log.references import StoredRun
+from statelog.options import Options
+from statelog.reading.manifest import SavedOperator, SavedState
+from statelog.runs.schema import encode_schema
+from statelog.savepoints.load import RestoreTarget, claimed_log, first_entry
+from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, STATE, SparkCheckpoint
+from statelog.savepoints.spark_logs import BatchOffsets
+from statelog.savepoints.target import require_apart
+from statelog.spark import internals
+from statelog.spark.checks import check_options, checked_location, checked_uid
+from statelog.spark.sorted_runs import RunsPlace, store_sorted
+from statelog.spark.transform_with_state import SparkOperator, SparkState
+from statelog.storage.names import distinct_parts, name_part
+from statelog.streams.checkpoint_location import open_checkpoint, state_location
+from statelog.streams.save_restore import Restored
+
+_RUN_ID: Final = "migrate"
+
+
+def migrate(
+    old_checkpoint: str | Path,
+    new_checkpoint: str | Path,
+    *,
+    uid: str | None = None,
+    location: str | None = None,
+    options: Options | None = None,
+) -> Restored:
+    """Write a checkpointLocation with which a query goes on from the state of Spark's own ``transformWithState``.
+
+    The query must be stopped. The new query is the same one with ``statelog.key_by(...)`` in place of ``groupBy(...)``.
+    It goes on after the last batch that Spark has committed: with all values, lists, maps, expirations and timers, the
+    positions of the sources, and the watermark. The old checkpoint is only read. A migration that was interrupted can
+    be repeated with the same arguments. See docs/migrating.md.
+
+    Parameters
+    ----------
+    old_checkpoint : str or Path
+        The checkpointLocation of the query with Spark's operator.
+    new_checkpoint : str or Path
+        An empty directory, a folder in an object store, or one in any other file system that Spark reaches; then
+        `location` is needed. The executors write the state, so they must see it.
+    uid : str, optional
+        The name that the operator will have, if it is given one.
+    location : str, optional
+        The location of the state, if the operator will be given one; by default below `new_checkpoint`.
+    options : Options, optional
+        The options that the operator will have. Only ``compression``, and whether there is a ``heartbeat_s``, count.
+
+    Returns
+    -------
+    Restored
+        The new query.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no session, the query is running, its state is not that of one ``transformWithState`` in RocksDB, or
+        the new place is not empty.
+    StateMissingError
+        If Spark has committed no batch, or cannot read the state of the last one.
+    StorageError
+        If a checkpoint cannot be read, or a location cannot be written.
+
+    Examples
+    --------
+    >>> statelog.migrate("/data/checkpoints/clicks", "/data/checkpoints/clicks-2")  # doctest: +SKIP
+    Restored(checkpoint_location='/data/checkpoints/clicks-2', query_id='...', next_batch=1208)
+    """
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise ConfigurationError("There is no Spark session.", hint="Create one: Spark reads the state.")
+    own = options or Options()
+    check_options(own)
+    name, place = checked_uid(uid), checked_location(location)
+    old, new = open_checkpoint(str(old_checkpoint), session), open_checkpoint(str(new_checkpoint), session)
+    state = place or state_location(new, place)
+    require_apart(new.location, [old.location], "The new checkpointLocation")
+    require_apart(state, [old.location], "The operator's location")
+    old_id = old.query_id()
+    if internals.active_query(session, old_id) is not None:
+        raise ConfigurationError(f"The query of {old.location} is running.", hint="Stop it first.")
+    batch, newest = _batches(old)
+    offsets = {one: old.batch_offsets(one) for one in range(max(batch - 1, 0), newest + 1)}
+    # The same for a repetition, so that it knows what an interrupted migration has left.
+    told = [old_id, str(batch), new.location, noted_location(place), name]
+    query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, "\n".join(told)))
+    restored = Restored(str(new_checkpoint), query_id, batch + 1)
+    if _is_done(new, query_id, batch):
+        return restored
+    target = RestoreTarget(
+        location=state,
+        query_id=query_id,
+        run_id=_RUN_ID,
+        batch=batch,
+        options=own,
+        clock=(clock := SystemClock()),
+        new_token=lambda: secrets.token_bytes(16),
+        operators=QueryOperators(int(clock.now_s() * 1000), {name: noted_location(place)}),
+    )
+    is_begun, is_stored = _progress(target, name)
+    if not is_begun:
+        new.require_empty()
+    read = SparkState(session, old.location, batch)
+    operator = read.operator(offsets[batch].conf, old.files.list(STATE))
+    needs_clock = _needs_clock(operator.time_mode, own, old, offsets[batch], batch)
+    texts = {str(one): (entry.plus_clock() if needs_clock else entry).text for one, entry in offsets.items()}
+    sources = old.source_files(offsets[newest].text)
+    if not is_stored:
+        _store(read, operator, name, offsets[batch], target)
+    new.write(sources, texts, old.commits(batch), query_id=query_id, clock_id=secrets.token_hex(8))
+    return restored
+
+
+def _batches(old: SparkCheckpoint) -> tuple[int, int]:
+    """The last batch that Spark has committed, and the last one that it has begun."""
+    committed = old.batches(COMMITS)
+    if not committed:
+        raise StateMissingError(f"{old.location}: Spark has committed no batch.", hint="Run the query, and stop it.")
+    batch, newest = committed[-1], max(old.batches(OFFSETS), default=-1)
+    if newest > batch + 1:
+        raise StateMissingError(
+            f"{old.location}: Spark has begun batch {newest}, and the last one that it has committed is {batch}.",
+            hint="Were files removed? Restore the folder from a copy.",
+        )
+    return batch, max(batch, newest)
+
+
+# ---- Progress ----
+
+
+def _is_done(new: SparkCheckpoint, query_id: str, batch: int) -> bool:
+    """Whether the migration has been completed, and the new query has committed nothing since."""
+    try:
+        return new.query_id() == query_id and new.batches(COMMITS)[-1:] == [batch]
+    except ConfigurationError:
+        return False  # no checkpoint yet
+
+
+def _progress(target: RestoreTarget, uid: str) -> tuple[bool, bool]:
+    """Whether an earlier attempt has begun the migration, and whether it has stored the state."""
+    log = open_log(open_location(target.location), name_part(uid), target.options, target.clock)
+    own = [entry for entry in log.read() if (entry.query_id, entry.run_id) == (target.query_id, _RUN_ID)]
+    return any(isinstance(one, Claim) for one in own), any(isinstance(one, Checkpoint) for one in own)
+
+
+# ---- Clock and state ----
+
+
+def _needs_clock(mode: TimeMode, options: Options, old: SparkCheckpoint, offsets: BatchOffsets, batch: int) -> bool:
+    """Whether the new query has a clock source."""
+    if options.heartbeat_ms is not None:
+        return True
+    if mode is not TimeMode.EVENT_TIME:
+        return False
+    if not max(offsets.watermark_ms, old.next_watermark_ms(batch)):
+        raise ConfigurationError(
+            f"{old.location}: the timeMode is EventTime, and the watermark is still 0 after batch {batch}. So it is"
+            " unknown whether the query has one.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Run the query until its watermark advances. If it has none, its timers never fire: start it anew.",
+        )
+    return True
+
+
+def _store(read: SparkState, operator: SparkOperator, uid: str, offsets: BatchOffsets, target: RestoreTarget) -> None:
+    """Begin the operator's log with the state."""
+    schemas = [rows.state.to_stored() for rows in operator.states]
+    saved = SavedOperator(
+        uid=uid,
+        folder="",
+        parts=operator.partitions,
+        key_schema=encode_schema(key_schema(operator.key_fields)),
+        states=[SavedState(schema, {}, []) for schema in schemas],
+        batch_time_ms=offsets.time_ms or 0,
+        watermark_ms=offsets.watermark_ms,
+        settings=dict(recorded_settings(operator.time_mode, RowCodecs())),
+    )
+    parts = distinct_parts(schema.name for schema in schemas)
+    with claimed_log(uid, target) as log:
+        place = RunsPlace(target.location, f"{name_part(uid)}/{RUNS_FOLDER}/{log.epoch}", target.options.codec)
+        runs: dict[int, list[StoredRun]] = {}
+        for rows in operator.states:
+            with read.reported(str(rows.state)):
+                stored = store_sorted(rows, operator.partitions, place, parts[rows.state.name])
+            for subtask, own in stored.items():
+                runs.setdefault(subtask, []).extend(own)
+        log.append(initial_checkpoint(first_entry(saved, target, log), runs), [])
