@@ -67,6 +67,7 @@ from .storage import ObjectInfo, Store, register_store
 from .streams.branch import branch
 from .streams.fall_back import FellBack, fall_back
 from .streams.keyed import KeyedStream, key_by
+from .streams.migrate import migrate
 from .streams.orphans import delete_orphans, list_orphans
 from .streams.repair import Rewound, rewind
 from .streams.replay import Replay, replay
@@ -167,6 +168,7 @@ __all__ = [
     "list_orphans",
     "list_pins",
     "list_states",
+    "migrate",
     "on_time",
     "open_state",
     "pin",

@@ -158,7 +158,8 @@ class StateColumns:
         count = len(positions)
         if count and not 0 <= positions.min() <= positions.max() < _MOST_ELEMENTS:
             raise self._misfit(
-                f": a position is not between 0 and {_MOST_ELEMENTS - 1}.", hint="Number the elements of each key from 0."
+                f": a position is not between 0 and {_MOST_ELEMENTS - 1}.",
+                hint="Number the elements of each key from 0.",
             )
         # Epoch and batch are 0, so elements that are appended later come after these.
         return _fixed(np.concatenate([np.zeros((count, 12), np.uint8), _big_endian(positions, ">u4")], axis=1))

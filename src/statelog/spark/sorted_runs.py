@@ -45,6 +45,8 @@ class StateRows:
 
     The elements of a list stand together in a partition, in order.
     """
+    values: StructType
+    """The fields of a value; a timer's is its time."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,10 @@ def store_sorted(rows: StateRows, parallelism: int, place: RunsPlace, name: str)
     """
     frame, state = rows.frame, rows.state
     keys = encode_schema(frame.key_schema)
-    values = [field for field in frame.df.schema[len(frame.columns) :] if field.name != EXPIRES]
-    values = values[len(state.entry_schema or ()) :]  # behind the map key
     long, binary = LongType(), BinaryType()
     sent = [StructField(*column) for column in zip(_SENT, (long, binary, binary, long), strict=True)]
-    sent += [StructField(f"v{place}", field.dataType) for place, field in enumerate(values)]
-    encode = _Encode(keys, state.to_stored(), frame.df.columns)
-    encoded = frame.rows("c").mapInArrow(task_function(encode), StructType(sent))
+    sent += [StructField(f"v{index}", field.dataType) for index, field in enumerate(rows.values)]
+    encoded = frame.rows("c").mapInArrow(task_function(_Encode(keys, state.to_stored())), StructType(sent))
     placed = to_subtasks(encoded, parallelism, subtask_of(F.col("hash"), parallelism))
     unsigned = F.col("hash").bitwiseXOR(F.lit(_LOWEST))
     written = placed.sortWithinPartitions(unsigned, "key", "entry").mapInArrow(
@@ -90,7 +89,6 @@ class _Encode:
 
     key_schema: bytes
     state: StateSchema
-    names: list[str]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         state, key_schema = StateDescriptor.from_stored(self.state), decode_schema(self.key_schema)
@@ -109,7 +107,7 @@ class _Encode:
                 values = [column.slice(offset, puts.num_rows) for column in batch.columns[first:last]]
                 offset += puts.num_rows
                 yield pa.RecordBatch.from_arrays(
-                    [*sent, *values], [*_SENT, *(f"v{place}" for place in range(len(values)))]
+                    [*sent, *values], [*_SENT, *(f"v{index}" for index in range(len(values)))]
                 )
 
 

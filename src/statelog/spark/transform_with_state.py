@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema, state_codecs
@@ -114,7 +114,7 @@ class SparkState:
         lacking = [number for number in range(operator["numPartitions"]) if str(number) not in there]
         if lacking:
             raise StateMissingError(
-                f"{self.location}/{prefix}: the files of partition {lacking[0]} of {operator['numPartitions']} are gone.",
+                f"{self.location}/{prefix}: partition {lacking[0]} of {operator['numPartitions']} has no files.",
                 kind=ErrorKind.OBJECT_MISSING,
                 hint="Restore the folder from a copy.",
             )
@@ -148,12 +148,13 @@ class SparkState:
         columns = [] if entry_kind is None else _fields(F.col("user_map_key"), entry_kind, "mapkey")
         columns += _fields(value, value_kind, "value")
         columns += [] if expires is None else [expires.alias(EXPIRES)]
-        return StateRows(descriptor, self._keyed(df, kinds["key"], columns))
+        return StateRows(descriptor, self._keyed(df, kinds["key"], columns), value_kind)
 
     def _timers(self, domain: TimeDomain) -> StateRows:
         df = self._read("the timers", readRegisteredTimers="true")
         time = F.col("expiration_timestamp_ms").alias(TIME)
-        return StateRows(timer_descriptor(domain), self._keyed(df, _struct(df.schema["key"]), [time]))
+        values = StructType([StructField(TIME, LongType())])
+        return StateRows(timer_descriptor(domain), self._keyed(df, _struct(df.schema["key"]), [time]), values)
 
     def _keyed(self, df: DataFrame, key: StructType, columns: list[Column]) -> KeyedFrame:
         key_schema(key)  # refuses types that cannot be keys
@@ -199,7 +200,8 @@ def _fields(column: Column, kind: StructType, prefix: str = "") -> list[Column]:
     """The fields of a struct as columns; temporary names, because field names may need quoting or differ in case."""
     plain = column.cast(StructType([StructField(f"f{place}", field.dataType) for place, field in enumerate(kind)]))
     return [
-        plain.getField(f"f{place}").alias(f"{prefix}_{name}" if prefix else name) for place, name in enumerate(kind.names)
+        plain.getField(f"f{place}").alias(f"{prefix}_{name}" if prefix else name)
+        for place, name in enumerate(kind.names)
     ]
 
 

@@ -16,7 +16,7 @@ from statelog.convert.codecs import RowCodecs, recorded_settings
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
-from statelog.log.entry import Checkpoint, Claim, QueryOperators
+from statelog.log.entry import Checkpoint, Fence, QueryOperators
 from statelog.log.open import RUNS_FOLDER, open_location, open_log
 from statelog.log.references import StoredRun
 from statelog.options import Options
@@ -159,8 +159,9 @@ def _is_done(new: SparkCheckpoint, query_id: str, batch: int) -> bool:
 def _progress(target: RestoreTarget, uid: str) -> tuple[bool, bool]:
     """Whether an earlier attempt has begun the migration, and whether it has stored the state."""
     log = open_log(open_location(target.location), name_part(uid), target.options, target.clock)
-    own = [entry for entry in log.read() if (entry.query_id, entry.run_id) == (target.query_id, _RUN_ID)]
-    return any(isinstance(one, Claim) for one in own), any(isinstance(one, Checkpoint) for one in own)
+    entries = [entry for entry in log.read() if not isinstance(entry, Fence)]
+    own = [entry for entry in entries if (entry.query_id, entry.run_id) == (target.query_id, _RUN_ID)]
+    return bool(own), any(isinstance(entry, Checkpoint) for entry in own)
 
 
 # ---- Clock and state ----
