@@ -1,42 +1,32 @@
-"""Queries that begin on Spark's operator and go on with statelog's: every later batch must be the same as without a change.
+"""Queries that begin on Spark's operator and go on with statelog's: every later batch must be as without the change.
 
-Scenarios are those of :mod:`tests.spark.dropin.test_same_as_spark`. Their first leg runs on Spark's operator, the others on
-both: on Spark's with its own checkpoint, on statelog's with the migrated one.
+Scenarios are those of :mod:`tests.spark.dropin.test_same_as_spark`. Their first leg runs on Spark's operator, the
+others on both: on Spark's with its own checkpoint, on statelog's with the migrated one.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import shutil
-import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, GroupedData, SparkSession
-from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
-from statelog import ConfigurationError, ErrorKind, Options, StatelogError, StateMissingError, StorageError
-from statelog.__main__ import main
-from statelog.savepoints import load
-from statelog.savepoints.spark_files import DirectoryFiles
-from statelog.spark.transform_with_state import SparkOperator, SparkState
-from statelog.storage import LocalStore, Store
-from statelog.streams import checkpoint_location, migrate
-from statelog.testing.faults import FaultStore
+from statelog import Options
 from tests.spark.dropin import processors
-from tests.spark.dropin.scenarios import SPARK, STATELOG, Answer, Engine, Leg, Run, Scenario, add_input, rows, settings
+from tests.spark.dropin.scenarios import SPARK, STATELOG, Leg, Run, Scenario, add_input, rows, settings
 from tests.spark.dropin.test_same_as_spark import ROCKSDB, SCENARIOS, require_same
-from tests.unit.test_crash_points import KillAt, Killed, When
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(not hasattr(GroupedData, "transformWithState"), reason="Spark 4.0 runs no processors of rows"),
 ]
+
+
+V2 = {"spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +54,7 @@ class Story:
 
     scenario: Scenario
     fails_in: int | None = None
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
 
 
 class Failing(Run):
@@ -97,7 +87,7 @@ STORIES: dict[str, Callable[[], Story]] = {
     "event time with a delay, in pandas mode": lambda: Story(_cut("event time with a delay, in pandas mode", 2)),
     "timers of processing time": lambda: Story(SCENARIOS["timers of processing time"]()),
     "expiry, with a heartbeat": lambda: Story(SCENARIOS["expiry"](), options=Options(heartbeat_s=60)),
-    "many entries": lambda: Story(replace(_many_entries(), conf={"spark.sql.streaming.stateStore.checkpointFormatVersion": "2"})),
+    "many entries": lambda: Story(_many_entries()),
     "keys of all types": lambda: Story(_keys()),
 }
 
@@ -144,28 +134,6 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-class Collections(processors.Probing):
-    """A list and a map of 10,000 entries each, with and without a TTL."""
-
-    def declare(self, handle: Any) -> None:
-        for name, ttl in (("kept", 0), ("expiring", 10**9)):
-            numbers = handle.getListState(f"{name} list", "number long, word string", ttl)
-            setattr(self, name, (numbers, handle.getMapState(f"{name} map", "word string", "number long", ttl)))
-
-
-@processors.probe
-def fill_collections(bench: processors.Bench) -> Iterator[Any]:
-    for numbers, words in (bench.states.kept, bench.states.expiring):
-        count = len(list(numbers.get()))
-        numbers.appendList([(number, str(number)) for number in range(count, count + 10_000)])
-        for number in range(count, count + 10_000):
-            words.updateValue((f"{number * 7919 % 100_000}",), (number,))
-        elements = list(numbers.get())
-        yield len(elements), [tuple(element) == (number, str(number)) for number, element in enumerate(elements)].count(False)
-        yield zlib.crc32(repr(sorted(map(tuple, entry) for entry in words.iterator())).encode())
-
-
 def _many_entries() -> Scenario:
-    batch = rows(("a", "fill_collections"), (None, "fill_collections"))
-    scenario = SCENARIOS["expiry"]()
-    return replace(scenario, legs=[Leg([batch]), Leg([batch])], processor=Collections)
+    legs = [Leg([rows(("a", f"collections_{name}"))]) for name in ("filled", "read")]
+    return Scenario(legs, processors.Collections, conf=V2)
