@@ -38,6 +38,10 @@ class SparkCheckpoint:
         names = (OFFSETS, COMMITS, _SOURCES, STATE)
         return [f"{self.location}/{name}" for name in names]
 
+    def has_query(self) -> bool:
+        """Whether a query has been started with the location, or can go on from it."""
+        return if_present(lambda: self.files.read(_METADATA)) is not None
+
     def query_id(self) -> str:
         """The id of the query; raises ConfigurationError if the location is no checkpoint."""
         try:
@@ -140,8 +144,7 @@ class SparkCheckpoint:
 
     def require_empty(self) -> None:
         """Refuse a location with which a query has been started."""
-        metadata = if_present(lambda: self.files.read(_METADATA))
-        if metadata is not None or any(self.files.list(folder) for folder in (OFFSETS, COMMITS, _SOURCES)):
+        if self.has_query() or any(self.files.list(folder) for folder in (OFFSETS, COMMITS, _SOURCES)):
             raise ConfigurationError(
                 f"{self.location} holds a checkpoint of a Spark query already.",
                 kind=ErrorKind.OTHER_OWNER,

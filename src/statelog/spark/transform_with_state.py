@@ -66,6 +66,10 @@ class SparkState:
         the location. Raises ConfigurationError for an operator whose state cannot be read, StateMissingError if Spark
         cannot read the state of the batch.
         """
+        if not files:
+            raise self._refused(
+                "it has no state of Spark's", "Pass the checkpointLocation of a query of Spark's operator."
+            )
         found = self._only_operator()
         provider = conf.get(_PROVIDER, "")
         if provider != _ROCKSDB:

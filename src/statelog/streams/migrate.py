@@ -50,7 +50,8 @@ def migrate(
     The query must be stopped. The new query is the same one with ``statelog.key_by(...)`` in place of ``groupBy(...)``.
     It goes on after the last batch that Spark has committed: with all values, lists, maps, expirations and timers, the
     positions of the sources, and the watermark. The old checkpoint is only read. A migration that was interrupted can
-    be repeated with the same arguments. See docs/migrating.md.
+    be repeated with the same arguments. Spark reads the state, in the active session or a new one. See
+    docs/migrating.md.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ def migrate(
     Raises
     ------
     ConfigurationError
-        If there is no session, the query is running, its state is not that of one ``transformWithState`` in RocksDB, or
+        If the query is running, its state is not that of one ``transformWithState`` in RocksDB, or
         the new place is not empty.
     StateMissingError
         If Spark has committed no batch, or cannot read the state of the last one.
@@ -86,9 +87,7 @@ def migrate(
     >>> statelog.migrate("/data/checkpoints/clicks", "/data/checkpoints/clicks-2")  # doctest: +SKIP
     Restored(checkpoint_location='/data/checkpoints/clicks-2', query_id='...', next_batch=1208)
     """
-    session = SparkSession.getActiveSession()
-    if session is None:
-        raise ConfigurationError("There is no Spark session.", hint="Create one: Spark reads the state.")
+    session = SparkSession.builder.getOrCreate()
     own = options or Options()
     check_options(own)
     name, place = checked_uid(uid), checked_location(location)
@@ -105,8 +104,10 @@ def migrate(
     told = [old_id, str(batch), new.location, noted_location(place), name]
     query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, "\n".join(told)))
     restored = Restored(str(new_checkpoint), query_id, batch + 1)
-    if _is_done(new, query_id, batch):
-        return restored
+    if new.has_query():
+        if new.query_id() == query_id and new.batches(COMMITS)[-1:] == [batch]:
+            return restored  # the interruption came after the last write
+        new.require_empty()
     target = RestoreTarget(
         location=state,
         query_id=query_id,
@@ -146,14 +147,6 @@ def _batches(old: SparkCheckpoint) -> tuple[int, int]:
 
 
 # ---- Progress ----
-
-
-def _is_done(new: SparkCheckpoint, query_id: str, batch: int) -> bool:
-    """Whether the migration has been completed, and the new query has committed nothing since."""
-    try:
-        return new.query_id() == query_id and new.batches(COMMITS)[-1:] == [batch]
-    except ConfigurationError:
-        return False  # no checkpoint yet
 
 
 def _progress(target: RestoreTarget, uid: str) -> tuple[bool, bool]:
