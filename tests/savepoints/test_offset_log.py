@@ -29,6 +29,25 @@ def test_where_logs_of_files_end() -> None:
     assert read(SECOND).file_log_ends == {"10": 5, "orders": 4}
 
 
+def test_the_watermark_and_the_settings_of_the_query() -> None:
+    found = read('v1\n{"batchWatermarkMs":17,"conf":{"a:b":"c"}}')
+    assert (found.watermark_ms, found.conf) == (17, {"a:b": "c"})
+    assert (read("v1").watermark_ms, read("v1").conf) == (0, {})
+
+
+def test_a_clock_is_added_behind_the_other_sources() -> None:
+    numbered = SECOND.replace("orders:", "0:")
+    for text, added in ((FIRST, ""), (numbered, "5:")):
+        assert read(text).text == text
+        assert read(text).plus_clock().text == f'{text}\n{added}{{"clock": "", "tick": 0}}'
+
+
+def test_no_clock_is_added_to_sources_with_names() -> None:
+    with pytest.raises(ConfigurationError, match="sources have names") as refused:
+        read(SECOND).plus_clock()
+    assert refused.value.kind is ErrorKind.UNSUPPORTED_FEATURE
+
+
 @pytest.mark.parametrize("text", [FIRST, SECOND])
 def test_only_the_clock_is_given_another_id(text: str) -> None:
     before, after = text.split("\n"), read(text).with_clock("new").split("\n")

@@ -28,8 +28,6 @@ from statelog.spark.plan import subtask_of
 from statelog.spark.shuffle import to_subtasks
 from statelog.spark.worker import task_function
 
-RUN_BYTES: Final = 16 << 20
-"""A run ends with the first hash behind so many bytes."""
 _STORED: Final = "subtask long, name string, length long, checksum binary, rows long, first string, last string"
 _SENT: Final = ("hash", "key", "entry", "expires")
 _LOWEST: Final = -(1 << 63)
@@ -57,6 +55,8 @@ class RunsPlace:
     folder: str
     """Within the location. Each subtask has its own folder below it."""
     compression: str | None
+    run_bytes: int = 16 << 20
+    """A run that has so many bytes ends with the batch of rows that it has, and with the last one's hash."""
 
 
 def store_sorted(rows: StateRows, parallelism: int, place: RunsPlace, name: str) -> dict[int, list[StoredRun]]:
@@ -127,7 +127,7 @@ class _Write:
         columns = StateColumns(decode_schema(self.key_schema), state)
         store = open_location(self.place.location)
         changes = (self._changes(state, batch) for batch in batches if batch.num_rows)
-        for number, run in enumerate(_runs(state, columns.distinct(changes), self.place.compression)):
+        for number, run in enumerate(_runs(state, columns.distinct(changes), self.place)):
             name = f"{self.place.folder}/{subtask}/{self.name}-{context.taskAttemptId()}-{number}.run"
             store.put(name, run.data)
             stored = {
@@ -160,12 +160,12 @@ class _Run:
     last: int
 
 
-def _runs(state: StateDescriptor, batches: Iterable[pa.RecordBatch], compression: str | None) -> Iterator[_Run]:
+def _runs(state: StateDescriptor, batches: Iterable[pa.RecordBatch], place: RunsPlace) -> Iterator[_Run]:
     """Encode sorted changes as runs of bounded size, which have no hash in common."""
     writing: _Writing | None = None
     for batch in batches:
         rest = batch
-        if writing is not None and writing.size_bytes >= RUN_BYTES:
+        if writing is not None and writing.size_bytes >= place.run_bytes:
             hashes = batch.column(0).to_numpy()
             same = int(np.searchsorted(hashes, np.uint64(writing.last), "right"))
             writing.add(batch.slice(0, same))
@@ -174,7 +174,7 @@ def _runs(state: StateDescriptor, batches: Iterable[pa.RecordBatch], compression
                 yield writing.finish()
                 writing = None
         if rest.num_rows:
-            writing = writing or _Writing(state, compression)
+            writing = writing or _Writing(state, place.compression)
             writing.add(rest)
     if writing is not None:
         yield writing.finish()
