@@ -7,6 +7,7 @@ them, or the timers, as of a batch. A value with a TTL is a struct of the value 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -210,7 +211,7 @@ def _fields(column: Column, kind: StructType, prefix: str = "") -> list[Column]:
 
 
 def _brief(error: Exception) -> str:
-    """The first line of the innermost cause that an error's text names."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or [line for line in lines if line] or [type(error).__name__])[-1 if causes else 0][:500].rstrip(".")
+    """The innermost cause with a message that an error's text names, or else Spark's own message."""
+    text = str(error)
+    told = re.findall(r"^\s*Caused by: ([\w.$]+: .*)", text, re.MULTILINE) or re.findall(r"\[[A-Z_.]{5,}\] .*", text)
+    return (told[-1] if told else text.partition("\n")[0])[:500].strip().rstrip(".")

@@ -92,7 +92,7 @@ def migrate(
     check_options(own)
     name, place = checked_uid(uid), checked_location(location)
     old, new = open_checkpoint(str(old_checkpoint), session), open_checkpoint(str(new_checkpoint), session)
-    state = place or state_location(new, place)
+    state = noted_location(place or state_location(new, place))
     require_apart(new.location, [old.location], "The new checkpointLocation")
     require_apart(state, [old.location], "The operator's location")
     old_id = old.query_id()
@@ -101,7 +101,7 @@ def migrate(
     batch, newest = _batches(old)
     offsets = {one: old.batch_offsets(one) for one in range(max(batch - 1, 0), newest + 1)}
     # The same for a repetition, so that it knows what an interrupted migration has left.
-    told = [old_id, str(batch), new.location, noted_location(place), name]
+    told = [old_id, str(batch), noted_location(new.location), state, name]
     query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, "\n".join(told)))
     restored = Restored(str(new_checkpoint), query_id, batch + 1)
     if new.has_query():

@@ -63,11 +63,17 @@ class Story:
         The batch that the first leg begins and does not commit.
     options : Options
         Those of the migration and of the query.
+    has_location : bool
+        Whether the state has a location of its own.
+    expiring : tuple of str
+        States whose expirations are compared with those that Spark reads.
     """
 
     scenario: Scenario
     fails_in: int | None = None
     options: Options = field(default_factory=Options)
+    has_location: bool = False
+    expiring: tuple[str, ...] = ()
 
 
 class Failing(Run):
@@ -98,8 +104,12 @@ STORIES: dict[str, Callable[[], Story]] = {
     "event time, a batch with rows was begun": lambda: Story(SCENARIOS["event time"](), fails_in=2),
     "event time, a batch without rows was begun": lambda: Story(SCENARIOS["event time"](), fails_in=4),
     "event time with a delay, in pandas mode": lambda: Story(_cut("event time with a delay, in pandas mode", 2)),
-    "timers of processing time": lambda: Story(SCENARIOS["timers of processing time"]()),
-    "expiry, with a heartbeat": lambda: Story(SCENARIOS["expiry"](), options=Options(heartbeat_s=60)),
+    "timers of processing time": lambda: Story(SCENARIOS["timers of processing time"](), has_location=True),
+    "expiry, with a heartbeat": lambda: Story(
+        SCENARIOS["expiry"](),
+        options=Options(heartbeat_s=60),
+        expiring=("long value", "long list", "long map"),
+    ),
     "many entries": lambda: Story(_many_entries()),
     "keys of all types": lambda: Story(_keys()),
 }
@@ -110,7 +120,10 @@ def test_every_later_batch_is_the_same(session: SparkSession, tmp_path: Path, na
     story = STORIES[name]()
     first, *later = story.scenario.legs
     assert later
-    engine = replace(STATELOG, own_arguments=lambda uid: {"uid": "own", "parallelism": 2, "options": story.options})
+    own_arguments: dict[str, Any] = {"uid": "own", "options": story.options}
+    if story.has_location:
+        own_arguments["location"] = str(tmp_path / "state")
+    engine = replace(STATELOG, own_arguments=lambda uid: {**own_arguments, "parallelism": 2})
     (tmp_path / "input").mkdir()
     with settings(session, story.scenario.conf):
         sparks = Failing(session, story.scenario, SPARK, tmp_path)
@@ -119,9 +132,14 @@ def test_every_later_batch_is_the_same(session: SparkSession, tmp_path: Path, na
         committed = max(int(path.name) for path in (tmp_path / "spark" / "commits").glob("[0-9]*"))
         assert story.fails_in in (None, committed + 1)
         before = _contents(tmp_path / "spark")
-        done = statelog.migrate(tmp_path / "spark", tmp_path / "statelog", uid="own", options=story.options)
+        done = statelog.migrate(tmp_path / "spark", tmp_path / "statelog", **own_arguments)
         assert _contents(tmp_path / "spark") == before, "the old checkpoint is only read"
         assert done.next_batch == committed + 1
+        for state in story.expiring:
+            own_state = statelog.read_state(tmp_path / "statelog", state=state).read_all()
+            assert sorted(own_state.column("expires_ms").to_pylist()) == _expirations(
+                session, tmp_path / "spark", state
+            )
         sparks.fails_in = None
         sparks.answer.clear()
         own = Run(session, story.scenario, engine, tmp_path)
@@ -129,7 +147,22 @@ def test_every_later_batch_is_the_same(session: SparkSession, tmp_path: Path, na
             _run(tmp_path, story.scenario, leg, [sparks, own])
     assert sparks.answer
     require_same(sparks.answer, own.answer)
-    assert not statelog.delete_orphans(tmp_path / "statelog", min_age_s=-60, dry_run=True)
+    location = tmp_path / ("state" if story.has_location else "statelog")
+    assert not statelog.delete_orphans(location, min_age_s=-60, dry_run=True)
+
+
+def _expirations(session: SparkSession, checkpoint: Path, state: str) -> list[int]:
+    """The expirations of all values, elements or entries of a state, as Spark reads them."""
+    reader = session.read.format("statestore").option("stateVarName", state).option("flattenCollectionTypes", "true")
+    rows = reader.load(str(checkpoint)).collect()
+    found = [
+        value["ttlExpirationMs"]
+        for row in rows
+        for value in row
+        if "ttlExpirationMs" in getattr(value, "__fields__", ())
+    ]
+    assert len(found) == len(rows) > 0
+    return sorted(found)
 
 
 def _run(folder: Path, scenario: Scenario, leg: Leg, runs: list[Any], *, fails: bool = False) -> None:
