@@ -94,7 +94,7 @@ class SparkState:
     # ---- The operator ----
 
     def _only_operator(self) -> Row:
-        with self._reported("the list of its operators"):
+        with self.reading("the list of its operators"):
             metadata = self.session.read.format("state-metadata").option("batchId", self.batch).load(self.location)
             rows = metadata.collect()
         operators = {row["operatorId"]: row for row in rows}
@@ -166,20 +166,15 @@ class SparkState:
         return KeyedFrame(df.select(*_fields(F.col("key"), key), *columns), list(key.names))
 
     def _read(self, what: str, **options: str) -> DataFrame:
-        with self._reported(what):
+        with self.reading(what):
             reader = self.session.read.format("statestore").option("batchId", self.batch)
             return reader.options(**options).load(self.location)
 
     # ---- Errors ----
 
     @contextmanager
-    def reported(self, what: str) -> Iterator[None]:
-        """Turn the failure of a Spark job that reads `what` into statelog's error."""
-        with self._reported(what):
-            yield
-
-    @contextmanager
-    def _reported(self, what: str) -> Iterator[None]:
+    def reading(self, what: str) -> Iterator[None]:
+        """Turn a failure of Spark's into an error of statelog's; `what` is read."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:

@@ -27,7 +27,7 @@ from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, STATE, SparkC
 from statelog.savepoints.spark_logs import BatchOffsets
 from statelog.savepoints.target import require_apart
 from statelog.spark import internals
-from statelog.spark.checks import check_options, checked_location, checked_uid
+from statelog.spark.checks import check_options, check_session, checked_location, checked_uid
 from statelog.spark.sorted_runs import RunsPlace, store_sorted
 from statelog.spark.transform_with_state import SparkOperator, SparkState
 from statelog.storage.names import distinct_parts, name_part
@@ -65,7 +65,7 @@ def migrate(
     location : str, optional
         The location of the state, if the operator will be given one; by default below `new_checkpoint`.
     options : Options, optional
-        The options that the operator will have. Only ``compression``, and whether there is a ``heartbeat_s``, count.
+        The options that the operator will have. Here those of files count, and whether there is a ``heartbeat_s``.
 
     Returns
     -------
@@ -75,8 +75,8 @@ def migrate(
     Raises
     ------
     ConfigurationError
-        If the query is running, its state is not that of one ``transformWithState`` in RocksDB, or
-        the new place is not empty.
+        If the query is running, its state is not that of one ``transformWithState`` in RocksDB, or the new place is not
+        empty.
     StateMissingError
         If Spark has committed no batch, or cannot read the state of the last one.
     StorageError
@@ -88,6 +88,7 @@ def migrate(
     Restored(checkpoint_location='/data/checkpoints/clicks-2', query_id='...', next_batch=1208)
     """
     session = SparkSession.builder.getOrCreate()
+    check_session(session)
     own = options or Options()
     check_options(own)
     name, place = checked_uid(uid), checked_location(location)
@@ -99,37 +100,41 @@ def migrate(
     if internals.active_query(session, old_id) is not None:
         raise ConfigurationError(f"The query of {old.location} is running.", hint="Stop it first.")
     batch, newest = _batches(old)
-    offsets = {one: old.batch_offsets(one) for one in range(max(batch - 1, 0), newest + 1)}
     # The same for a repetition, so that it knows what an interrupted migration has left.
     told = [old_id, str(batch), noted_location(new.location), state, name]
     query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, "\n".join(told)))
-    restored = Restored(str(new_checkpoint), query_id, batch + 1)
-    if new.has_query():
-        if new.query_id() == query_id and new.batches(COMMITS)[-1:] == [batch]:
-            return restored  # the interruption came after the last write
-        new.require_empty()
+    clock = SystemClock()
     target = RestoreTarget(
         location=state,
         query_id=query_id,
         run_id=_RUN_ID,
         batch=batch,
         options=own,
-        clock=(clock := SystemClock()),
+        clock=clock,
         new_token=lambda: secrets.token_bytes(16),
         operators=QueryOperators(int(clock.now_s() * 1000), {name: noted_location(place)}),
     )
-    is_begun, is_stored = _progress(target, name)
+    if not _is_done(new, target):
+        _migrate(SparkState(session, old.location, batch), old, newest, new, name, target)
+    return Restored(str(new_checkpoint), query_id, batch + 1)
+
+
+def _migrate(
+    read: SparkState, old: SparkCheckpoint, newest: int, new: SparkCheckpoint, uid: str, target: RestoreTarget
+) -> None:
+    """Store the state of `old`, and write `new`; `newest` is the last batch that Spark has begun."""
+    is_begun, is_stored = _progress(target, uid)
     if not is_begun:
         new.require_empty()
-    read = SparkState(session, old.location, batch)
+    batch = target.batch
+    offsets = {one: old.batch_offsets(one) for one in range(max(batch - 1, 0), newest + 1)}
     operator = read.operator(offsets[batch].conf, old.files.list(STATE))
-    needs_clock = _needs_clock(operator.time_mode, own, old, offsets[batch], batch)
+    needs_clock = _needs_clock(operator.time_mode, target.options, old, offsets[batch], batch)
     texts = {str(one): (entry.plus_clock() if needs_clock else entry).text for one, entry in offsets.items()}
     sources = old.source_files(offsets[newest].text)
     if not is_stored:
-        _store(read, operator, name, offsets[batch], target)
-    new.write(sources, texts, old.commits(batch), query_id=query_id, clock_id=secrets.token_hex(8))
-    return restored
+        _store(read, operator, uid, offsets[batch], target)
+    new.write(sources, texts, old.commits(batch), query_id=target.query_id, clock_id=secrets.token_hex(8))
 
 
 def _batches(old: SparkCheckpoint) -> tuple[int, int]:
@@ -147,6 +152,18 @@ def _batches(old: SparkCheckpoint) -> tuple[int, int]:
 
 
 # ---- Progress ----
+
+
+def _is_done(new: SparkCheckpoint, target: RestoreTarget) -> bool:
+    """Whether an earlier attempt has come to its last write.
+
+    Raises ConfigurationError if there is another query, or if this one has gone on since.
+    """
+    if not new.has_query():
+        return False
+    if new.query_id() != target.query_id or new.batches(COMMITS)[-1:] != [target.batch]:
+        new.require_empty()
+    return True
 
 
 def _progress(target: RestoreTarget, uid: str) -> tuple[bool, bool]:
@@ -194,7 +211,7 @@ def _store(read: SparkState, operator: SparkOperator, uid: str, offsets: BatchOf
         place = RunsPlace(target.location, f"{name_part(uid)}/{RUNS_FOLDER}/{log.epoch}", target.options.codec)
         runs: dict[int, list[StoredRun]] = {}
         for rows in operator.states:
-            with read.reported(str(rows.state)):
+            with read.reading(str(rows.state)):
                 stored = store_sorted(rows, operator.partitions, place, parts[rows.state.name])
             for subtask, own in stored.items():
                 runs.setdefault(subtask, []).extend(own)

@@ -148,6 +148,7 @@ def test_every_later_batch_is_the_same(session: SparkSession, tmp_path: Path, na
     assert sparks.answer
     require_same(sparks.answer, own.answer)
     location = tmp_path / ("state" if story.has_location else "statelog")
+    assert not statelog.verify(location).damages
     assert not statelog.delete_orphans(location, min_age_s=-60, dry_run=True)
 
 
