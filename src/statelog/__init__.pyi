@@ -70,6 +70,7 @@ from .streams.branch import branch
 from .streams.fall_back import FellBack, fall_back
 from .streams.forget import Forgotten, forget
 from .streams.keyed import KeyedStream, key_by
+from .streams.migrate import migrate
 from .streams.orphans import delete_orphans, list_orphans
 from .streams.rename import Renamed, rename
 from .streams.repair import Rewound, rewind
@@ -176,6 +177,7 @@ __all__ = [
     "list_orphans",
     "list_pins",
     "list_states",
+    "migrate",
     "on_time",
     "open_state",
     "pin",

@@ -14,6 +14,7 @@ from tests.layout import spark_names
 REPOSITORY = Path(__file__).parents[2]
 
 NEWER = {
+    "builder": "older, but not defined by a statement before 4.1",
     "TimeType": "4.1; newer_types has a substitute",
     "SupportsTriggerAvailableNow": "4.2; newer_streaming has a substitute",
     "ReadMaxBytes": "4.2; as above",

@@ -29,6 +29,17 @@ def test_where_logs_of_files_end() -> None:
     assert read(SECOND).file_log_ends == {"10": 5, "orders": 4}
 
 
+def test_the_watermark_and_the_settings_of_the_query() -> None:
+    found = read('v1\n{"batchWatermarkMs":17,"conf":{"a:b":"c"}}')
+    assert (found.watermark_ms, found.conf) == (17, {"a:b": "c"})
+    assert (read("v1").watermark_ms, read("v1").conf) == (0, {})
+
+
+@pytest.mark.parametrize("text", [FIRST, SECOND])
+def test_an_entry_is_written_as_it_was_read(text: str) -> None:
+    assert read(text).text == text
+
+
 @pytest.mark.parametrize("text", [FIRST, SECOND])
 def test_only_the_clock_is_given_another_id(text: str) -> None:
     before, after = text.split("\n"), read(text).with_clock("new").split("\n")

@@ -45,6 +45,7 @@ for _command in (
     query_commands.savepoint,
     query_commands.restore,
     query_commands.branch,
+    query_commands.migrate,
     query_commands.rewind,
     query_commands.fall_back,
     query_commands.forget,

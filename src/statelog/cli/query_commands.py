@@ -14,6 +14,7 @@ from statelog.cli.verify_command import DAMAGE_COLUMNS
 from statelog.streams import branch as branch_module
 from statelog.streams import fall_back as fall_back_module
 from statelog.streams import forget as forget_module
+from statelog.streams import migrate as migrate_module
 from statelog.streams import orphans, repair, save_restore
 from statelog.streams import rename as rename_module
 
@@ -69,6 +70,21 @@ def branch(
         made = branch_module.branch(
             checkpoint_location, new_checkpoint, at=at, location=location, new_location=new_location
         )
+    show_result(made, as_json=as_json)
+
+
+@click.command()
+@click.argument("old_checkpoint", metavar="CHECKPOINT")
+@click.argument("new_checkpoint", metavar="NEW_CHECKPOINT")
+@click.option("--uid", help="The name that the operator will have, if it is given one.")
+@click.option("--location", help="Where the operator's state goes, if it is given a location.")
+@JSON
+def migrate(old_checkpoint: str, new_checkpoint: str, uid: str | None, location: str | None, as_json: bool) -> None:
+    """Write a NEW_CHECKPOINT location: a query of Spark's transformWithState that goes on with statelog.
+
+    Spark reads the state, so this begins a session; SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS configure it.
+    """
+    made = migrate_module.migrate(old_checkpoint, new_checkpoint, uid=uid, location=location)
     show_result(made, as_json=as_json)
 
 

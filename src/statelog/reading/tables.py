@@ -7,7 +7,7 @@ Fields of the key become columns ``key_<field>``, fields of a map's keys ``mapke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +27,7 @@ from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 HASH: Final = "hash"
 _ENTRY_COLUMNS: Final = [0, 1, 2]
 """Hash, key and entry of a change, which give the order of changes."""
-_POSITION: Final = "position"
+POSITION: Final = "position"
 SUBTASK: Final = "subtask"
 TIME: Final = "time_ms"
 EXPIRES: Final = "expires_ms"
@@ -50,7 +50,7 @@ class StateColumns:
         entry_fields = map_key_fields(state)
         value_fields = prefixed("value", state.value_schema)
         if state.kind is StateKind.LIST:
-            entry_fields = [pa.field(_POSITION, pa.int64())]
+            entry_fields = [pa.field(POSITION, pa.int64())]
         elif state.kind is StateKind.TIMER:
             entry_fields = [pa.field(TIME, pa.int64())]
             value_fields = []
@@ -86,11 +86,19 @@ class StateColumns:
         Works on `max_bytes` at once, as all rows together may exceed Arrow's offsets. Raises ConfigurationError if a
         column is missing or has another type, or if two rows are for one entry.
         """
+        yield from self.distinct(_in_run_order(list(self.to_puts(rows, max_bytes)), max_bytes))
+
+    def to_puts(self, rows: pa.Table, max_bytes: int = BUDGET.slice_bytes) -> Iterator[pa.RecordBatch]:
+        """Make puts in the order of the rows; otherwise as :meth:`to_changes`."""
         columns = [self._column(rows, name) for name in self.schema.names]
         checked = pa.Table.from_arrays(columns, self.schema.names)
-        batches = [self._puts(part) for batch in checked.to_batches() for part in cut_rows(batch, max_bytes)]
+        for batch in checked.to_batches():
+            yield from map(self._puts, cut_rows(batch, max_bytes))
+
+    def distinct(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The changes of batches in run order; raises ConfigurationError if two are for one entry."""
         last: list[pa.RecordBatch] = []
-        for batch in _in_run_order(batches, max_bytes):
+        for batch in batches:
             entries = batch.select(_ENTRY_COLUMNS)
             self._require_distinct(pa.concat_batches([*last, entries]))
             last = [entries.slice(entries.num_rows - 1)]
@@ -126,7 +134,7 @@ class StateColumns:
             raise self._misfit(
                 f": column '{name}' is {column.type}, and {wanted} is needed: {error}.", hint="Cast it."
             ) from error
-        if name in (_POSITION, TIME) and cast.null_count:
+        if name in (POSITION, TIME) and cast.null_count:
             raise self._misfit(f": column '{name}' holds nulls.", hint="Give each row a number.")
         return cast
 
@@ -139,18 +147,22 @@ class StateColumns:
                 assert self._map_keys is not None
                 return self._map_keys.encode_columns([columns[name] for name in self._entry_names])
             case StateKind.LIST:
-                positions = columns[_POSITION].to_numpy()
-                if count and not 0 <= positions.min() <= positions.max() < _MOST_ELEMENTS:
-                    raise self._misfit(
-                        f": a position is not between 0 and {_MOST_ELEMENTS - 1}.",
-                        hint="Number the elements of each key from 0.",
-                    )
-                # Epoch and batch are 0, so elements that are appended later come after these.
-                return _fixed(np.concatenate([np.zeros((count, 12), np.uint8), _big_endian(positions, ">u4")], axis=1))
+                return self.element_entries(columns[POSITION].to_numpy())
             case StateKind.TIMER:
                 times = columns[TIME].to_numpy().view(np.uint64) ^ _SIGN
                 return _fixed(_big_endian(times, ">u8"))
         return _fixed(np.zeros((count, 0), np.uint8))
+
+    def element_entries(self, positions: npt.NDArray[np.int64]) -> pa.Array:
+        """The entries of a list's elements; raises ConfigurationError for a position that is out of range."""
+        count = len(positions)
+        if count and not 0 <= positions.min() <= positions.max() < _MOST_ELEMENTS:
+            raise self._misfit(
+                f": a position is not between 0 and {_MOST_ELEMENTS - 1}.",
+                hint="Number the elements of each key from 0.",
+            )
+        # Epoch and batch are 0, so elements that are appended later come after these.
+        return _fixed(np.concatenate([np.zeros((count, 12), np.uint8), _big_endian(positions, ">u4")], axis=1))
 
     def _require_distinct(self, changes: pa.RecordBatch) -> None:
         hashes = changes.column(0).to_numpy()
@@ -181,7 +193,7 @@ class ElementColumns:
         self._entry_names = [field.name for field in entry_fields]
         value_fields = prefixed("value", state.value_schema)
         self._value_names = [field.name for field in value_fields]
-        places = [pa.field(SUBTASK, pa.int32()), pa.field(_POSITION, pa.int64())]
+        places = [pa.field(SUBTASK, pa.int32()), pa.field(POSITION, pa.int64())]
         self.schema = pa.schema([*places, *entry_fields, *value_fields])
 
     def to_rows(self, elements: pa.RecordBatch, subtask: int) -> pa.RecordBatch:
@@ -196,7 +208,7 @@ class ElementColumns:
 
     def to_elements(self, rows: pa.Table, subtask: int) -> pa.RecordBatch:
         """Make a subtask's elements, in order, from the rows of all subtasks, as read from the files."""
-        own = rows.filter(pc.equal(rows.column(SUBTASK), subtask)).sort_by(_POSITION).combine_chunks()
+        own = rows.filter(pc.equal(rows.column(SUBTASK), subtask)).sort_by(POSITION).combine_chunks()
         own = own.cast(self.schema)
         columns = [own.column(name).combine_chunks() for name in self._value_names]
         if self._map_keys is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -58,32 +59,41 @@ def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, r
     Raises ConfigurationError if the location holds state of the operator already. After an error the location has no
     checkpoint, so files that were written do not count.
     """
-    store = open_location(target.location)
-    root = name_part(saved.uid)
-    log = open_log(store, root, target.options, target.clock)
-    if any(isinstance(entry, Checkpoint) for entry in log.read()):
-        raise ConfigurationError(
-            f"{target.location}/{root} holds state already.",
-            kind=ErrorKind.OTHER_OWNER,
-            hint="Restore into an empty location, or remove the folder first.",
-        )
-    now_ms = int(target.clock.now_s() * 1000)
-    log.claim(lambda epoch: Claim(epoch, target.query_id, target.run_id, saved.uid, target.new_token(), now_ms))
-    try:
-        entry = _entry(saved, target, log)
+    with claimed_log(saved.uid, target) as log:
+        entry = first_entry(saved, target, log)
         if saved.key_schema:
-            loads = keyed_loads(saved, f"{root}/{RUNS_FOLDER}/{entry.epoch}")
+            loads = keyed_loads(saved, f"{name_part(saved.uid)}/{RUNS_FOLDER}/{entry.epoch}")
             load = partial(load_keyed, saved.key_schema, target.options.codec, source, target.location)
             runs = {one.part.number: [run] for one, run in zip(loads, run_all(load, loads, _sizes), strict=True)}
             log.append(initial_checkpoint(entry, runs), [])
         else:
             snapshots, counts = _load_elements(saved, open_location(source), source)
             log.append(replace(entry, segments=_segments(snapshots, counts), element_counts=counts), snapshots)
+
+
+@contextmanager
+def claimed_log(uid: str, target: RestoreTarget) -> Iterator[NumberedLog]:
+    """Claim the log of an operator, for its first checkpoint.
+
+    Raises ConfigurationError if the location holds state of the operator already.
+    """
+    root = name_part(uid)
+    log = open_log(open_location(target.location), root, target.options, target.clock)
+    if any(isinstance(entry, Checkpoint) for entry in log.read()):
+        raise ConfigurationError(
+            f"{target.location}/{root} holds state already.",
+            kind=ErrorKind.OTHER_OWNER,
+            hint=f"{target.run_id.capitalize()} into an empty location, or remove the folder first.",
+        )
+    now_ms = int(target.clock.now_s() * 1000)
+    log.claim(lambda epoch: Claim(epoch, target.query_id, target.run_id, uid, target.new_token(), now_ms))
+    try:
+        yield log
     finally:
         log.close()
 
 
-def _entry(saved: SavedOperator, target: RestoreTarget, log: NumberedLog) -> Checkpoint:
+def first_entry(saved: SavedOperator, target: RestoreTarget, log: NumberedLog) -> Checkpoint:
     """The operator's first checkpoint, still without state."""
     return Checkpoint(
         epoch=log.epoch,

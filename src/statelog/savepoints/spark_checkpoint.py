@@ -20,7 +20,7 @@ _METADATA: Final = "metadata"
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
 _SOURCES: Final = "sources"
-_STATE: Final = "state"
+STATE: Final = "state"
 _COPY_ATTEMPTS: Final = 3
 _SAVED_FOLDER: Final = "spark"
 
@@ -35,8 +35,12 @@ class SparkCheckpoint:
     @property
     def folders(self) -> list[str]:
         """The locations of Spark's own folders."""
-        names = (OFFSETS, COMMITS, _SOURCES, _STATE)
+        names = (OFFSETS, COMMITS, _SOURCES, STATE)
         return [f"{self.location}/{name}" for name in names]
+
+    def has_query(self) -> bool:
+        """Whether a query has been started with the location, or can go on from it."""
+        return if_present(lambda: self.files.read(_METADATA)) is not None
 
     def query_id(self) -> str:
         """The id of the query; raises ConfigurationError if the location is no checkpoint."""
@@ -62,7 +66,7 @@ class SparkCheckpoint:
 
     def require_no_other_state(self) -> None:
         """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""
-        if self.files.list(_STATE):
+        if self.files.list(STATE):
             raise ConfigurationError(
                 f"{self.location}: the query also has stateful operators of Spark's, whose state cannot be saved.",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
@@ -75,8 +79,12 @@ class SparkCheckpoint:
 
     def time_ms(self, batch: int) -> int | None:
         """Spark's time of a batch; None if Spark has not noted it."""
+        return self.batch_offsets(batch).time_ms
+
+    def batch_offsets(self, batch: int) -> BatchOffsets:
+        """Spark's offset log entry of a batch; raises StateMissingError if it is gone."""
         name = f"{OFFSETS}/{batch}"
-        return BatchOffsets.parse(self._text(name), f"{self.location}/{name}").time_ms
+        return BatchOffsets.parse(self._text(name), f"{self.location}/{name}")
 
     def commits(self, batch: int) -> dict[str, str]:
         """Spark's commit log entry of a batch, by batch id."""
@@ -130,8 +138,7 @@ class SparkCheckpoint:
 
     def require_empty(self) -> None:
         """Refuse a location with which a query has been started."""
-        metadata = if_present(lambda: self.files.read(_METADATA))
-        if metadata is not None or any(self.files.list(folder) for folder in (OFFSETS, COMMITS, _SOURCES)):
+        if self.has_query() or any(self.files.list(folder) for folder in (OFFSETS, COMMITS, _SOURCES)):
             raise ConfigurationError(
                 f"{self.location} holds a checkpoint of a Spark query already.",
                 kind=ErrorKind.OTHER_OWNER,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
@@ -57,23 +57,47 @@ class BatchOffsets:
     @property
     def time_ms(self) -> int | None:
         """Spark's time of the batch; None if the entry has none."""
-        time_ms = _parsed(self.metadata).get("batchTimestampMs")
+        time_ms = parsed(self.metadata).get("batchTimestampMs")
         return time_ms if isinstance(time_ms, int) else None
 
     @property
     def file_log_ends(self) -> dict[str, int]:
         """The last log entry that the batch has read, for each file source by its folder."""
-        parsed = {source: _parsed(offset).get("logOffset") for source, offset in self.offsets}
-        return {source: end for source, end in parsed.items() if isinstance(end, int)}
+        ends = {source: parsed(offset).get("logOffset") for source, offset in self.offsets}
+        return {source: end for source, end in ends.items() if isinstance(end, int)}
+
+    @property
+    def watermark_ms(self) -> int:
+        """Spark's watermark of the batch; 0 if the entry has none."""
+        watermark_ms = parsed(self.metadata).get("batchWatermarkMs")
+        return watermark_ms if isinstance(watermark_ms, int) else 0
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """The settings that Spark keeps from the query's first start on."""
+        conf = parsed(self.metadata).get("conf")
+        return conf if isinstance(conf, dict) else {}
+
+    @property
+    def text(self) -> str:
+        """The entry as Spark stores it."""
+        has_names = self.version == _NAMED
+        return "\n".join(
+            [
+                self.version,
+                self.metadata,
+                *(f"{source}:{offset}" if has_names else offset for source, offset in self.offsets),
+            ]
+        )
 
     @property
     def clocks(self) -> list[str]:
         """The ids of the clock sources."""
-        return [str(_parsed(offset)["clock"]) for _, offset in self.offsets if _is_clock(offset)]
+        return [str(parsed(offset)["clock"]) for _, offset in self.offsets if _is_clock(offset)]
 
     def with_clock(self, clock_id: str) -> str:
         """The entry's text, with `clock_id` as the id of the heartbeat's clock source."""
-        return self._text([(source, _renamed(offset, clock_id)) for source, offset in self.offsets])
+        return self._with([(source, _renamed(offset, clock_id)) for source, offset in self.offsets])
 
     def with_clocks(self, are_clocks: Sequence[bool], clock_id: str) -> str | None:
         """The entry's text for a query with these sources, of which some are clocks; None if no change is needed.
@@ -92,29 +116,27 @@ class BatchOffsets:
             (str(place), json.dumps({"clock": clock_id, "tick": 0}))
             for place in range(len(others) + len(clocks), len(others) + count)
         ]
-        return self._text([*others, *clocks[:count], *added])
+        return self._with([*others, *clocks[:count], *added])
 
-    def _text(self, offsets: Sequence[tuple[str, str]]) -> str:
-        has_names = self.version == _NAMED
-        lines = [(f"{source}:" if has_names else "") + offset for source, offset in offsets]
-        return "\n".join([self.version, self.metadata, *lines])
+    def _with(self, offsets: list[tuple[str, str]]) -> str:
+        return replace(self, offsets=offsets).text
 
 
 def _is_clock(text: str) -> bool:
-    return _parsed(text).keys() == {"clock", "tick"}
+    return parsed(text).keys() == {"clock", "tick"}
 
 
 def _renamed(text: str, clock_id: str) -> str:
-    return json.dumps({**_parsed(text), "clock": clock_id}) if _is_clock(text) else text
+    return json.dumps({**parsed(text), "clock": clock_id}) if _is_clock(text) else text
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> dict[str, Any]:
     """The JSON object of a text; an empty one if the text is no object."""
     try:
-        parsed = json.loads(text)
+        found = json.loads(text)
     except ValueError:
         return {}
-    return parsed if isinstance(parsed, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_file_log_entry(base_name: str) -> bool:

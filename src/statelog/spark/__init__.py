@@ -1,7 +1,6 @@
 """The Spark side of operators: plan, driver endpoint, tasks in Python workers, batches without data, placement.
 
-An operator is planned and coordinated on the driver, and runs as tasks in Spark's Python workers. The packages below
-turn a task's rows into output and checkpoints; this package connects them to Spark.
+Connects the packages below to Spark: operators are planned and coordinated on the driver, and run in Python workers.
 
 The life of an operator:
 
@@ -16,6 +15,7 @@ The life of an operator:
    through `rpc`; the endpoint passes the call to the operator's coordinator, which the first call opens.
 4. Between batches: the `clock_source` asks `query_clocks` whether the query needs a batch; `no_data` has the rule.
 5. End: the endpoint closes the coordinator. `query_errors` finds the error that made the query fail.
+6. Migration: `transform_with_state` reads the state of Spark's own operator, `sorted_runs` stores it.
 
 Words of this package:
 

@@ -63,7 +63,7 @@ class Savepoint:
 
 @dataclass(frozen=True)
 class Restored:
-    """A new query that :func:`restore` has prepared.
+    """A new query that :func:`restore`, :func:`branch` or :func:`migrate` has prepared.
 
     Parameters
     ----------

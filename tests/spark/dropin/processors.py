@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -533,6 +534,31 @@ def large_value(bench: Bench) -> Iterator[Any]:
     yield len((value.get() or ("",))[0])
     value.update(("x" * 2_000_000,))
     yield len(value.get()[0])
+
+
+class Collections(Probing):
+    """A list and a map of many entries."""
+
+    def declare(self, handle: Any) -> None:
+        self.list = handle.getListState("list", "number long")
+        self.map = handle.getMapState("map", "word string", "number long")
+
+
+@probe
+def collections_filled(bench: Bench) -> Iterator[Any]:
+    bench.states.list.appendList([(number,) for number in range(10_000)])
+    for number in range(10_000):
+        bench.states.map.updateValue((f"{number * 7919 % 10_007}",), (number,))
+    yield from collections_read(bench)
+
+
+@probe
+def collections_read(bench: Bench) -> Iterator[Any]:
+    numbers, words = bench.states.list, bench.states.map
+    numbers.appendValue((10_000,))
+    yield [number for (number,) in numbers.get()] == list(range(10_001)), len(list(numbers.get()))
+    held = sorted((word, number) for (word,), (number,) in words.iterator())
+    yield len(held), zlib.crc32(repr(held).encode())
 
 
 # ---- Timers ----

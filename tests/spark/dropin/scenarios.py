@@ -159,7 +159,7 @@ class Run:
     def start(self, leg: Leg) -> StreamingQuery:
         """Start the query over all input that is there."""
         return (
-            self._plan(leg.processor or self._scenario.processor)
+            self.plan(leg.processor or self._scenario.processor)
             .writeStream.outputMode(self._scenario.query_mode)
             .foreachBatch(self._save)
             .option("checkpointLocation", str(self._folder / self._engine.name))
@@ -167,7 +167,8 @@ class Run:
             .start()
         )
 
-    def _plan(self, make: Callable[[], StatefulProcessor]) -> DataFrame:
+    def plan(self, make: Callable[[], StatefulProcessor]) -> DataFrame:
+        """The query's output, with a processor."""
         scenario = self._scenario
         reader = self._session.readStream.option("maxFilesPerTrigger", 1)
         source = str(self._folder / "input")
