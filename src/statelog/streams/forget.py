@@ -16,6 +16,7 @@ from statelog.log.entry import Claim
 from statelog.log.open import open_location, open_log, operator_folder
 from statelog.options import Options
 from statelog.spark.checkpoint_location import open_checkpoint, read_logs, state_location
+from statelog.storage import Store
 
 _RUN: Final = "forget"
 """The run id of the claim; no start of a query has it."""
@@ -88,13 +89,22 @@ def forget(
     place = known.location if known else location or state_location(spark, None)
     store = open_location(place)
     root = operator_folder(store, uid)
-    clock = SystemClock()
     if not dry_run:
-        log = open_log(store, root, Options(), clock)
-        now_ms = int(clock.now_s() * 1000)
-        log.claim(lambda epoch: Claim(epoch, logs.query_id, _RUN, uid, secrets.token_bytes(16), now_ms, gives_up=True))
-        log.close()
+        give_up(store, root, logs.query_id, uid, run_id=_RUN)
     return Forgotten(uid, f"{place}/{root}", known.newest if known else None)
+
+
+def give_up(store: Store, root: str, query_id: str, uid: str, *, run_id: str, renamed_to: str = "") -> None:
+    """Give up all checkpoints in the log of an operator; `renamed_to` is the uid under which it goes on, if it does."""
+    clock = SystemClock()
+    log = open_log(store, root, Options(), clock)
+    now_ms = int(clock.now_s() * 1000)
+    log.claim(
+        lambda epoch: Claim(
+            epoch, query_id, run_id, uid, secrets.token_bytes(16), now_ms, gives_up=True, renamed_to=renamed_to
+        )
+    )
+    log.close()
 
 
 def _require_known(logs: QueryLogs, uid: str) -> OperatorLog | None:

@@ -13,8 +13,8 @@ from statelog.checkpoint.parent import Parent, read_parent
 from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.log.entry import Claim, QueryOperators
-from statelog.log.open import open_location, open_log
+from statelog.log.entry import QueryOperators
+from statelog.log.open import open_location
 from statelog.options import Options
 from statelog.savepoints.branch import branch_operator
 from statelog.savepoints.load import RestoreTarget
@@ -24,6 +24,7 @@ from statelog.spark.checks import checked_uid
 from statelog.storage import Store
 from statelog.storage.names import name_part
 from statelog.streams.branch import hold_for_branch
+from statelog.streams.forget import give_up
 
 _RUN: Final = "rename"
 """The run id of the first entries; no start of a query has it."""
@@ -109,7 +110,7 @@ def rename(checkpoint_location: str | Path, uid: str, new_uid: str, *, location:
     )
     branch_operator(log.history, Parent(noted_location(log.location), batch, pin.name), target, uid=new_uid)
     # Until here the operator goes on under its old uid, and the new log does not count.
-    _give_up(store, log.root, logs.query_id, uid, new_uid)
+    give_up(store, log.root, logs.query_id, uid, run_id=_RUN, renamed_to=new_uid)
     return Renamed(new_uid, uid, batch, f"{log.location}/{root}", f"{log.location}/{log.root}")
 
 
@@ -143,19 +144,7 @@ def _clear(store: Store, root: str, logs: QueryLogs, log: OperatorLog, new_uid: 
             kind=ErrorKind.OTHER_OWNER,
             hint="Choose another uid, or give that operator's state up: statelog.forget(checkpointLocation, uid).",
         )
-    _give_up(store, root, logs.query_id, new_uid)
-
-
-def _give_up(store: Store, root: str, query_id: str, uid: str, new_uid: str = "") -> None:
-    clock = SystemClock()
-    log = open_log(store, root, Options(), clock)
-    now_ms = int(clock.now_s() * 1000)
-    log.claim(
-        lambda epoch: Claim(
-            epoch, query_id, _RUN, uid, secrets.token_bytes(16), now_ms, gives_up=True, renamed_to=new_uid
-        )
-    )
-    log.close()
+    give_up(store, root, logs.query_id, new_uid, run_id=_RUN)
 
 
 def _note(log: OperatorLog, batch: int, found: list[OperatorLog], new_uid: str) -> QueryOperators:
