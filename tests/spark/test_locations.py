@@ -97,7 +97,7 @@ def test_a_location_of_other_keys_or_states_is_refused(spark: SparkSession, tmp_
     job.require_exact()
 
 
-def test_another_uid_finds_no_state_and_says_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_another_uid_is_refused_and_told_the_old_one(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(tmp_path, uid="orders").add(make_orders(2, seed=45))
     job.run(job.ledger(spark, 2))
     job.add(make_orders(1, seed=46))
@@ -105,8 +105,8 @@ def test_another_uid_finds_no_state_and_says_so(spark: SparkSession, tmp_path: P
     renamed = Job(tmp_path, uid="order")
     text = renamed.fail(renamed.ledger(spark, 2))
     assert "operator 'order'" in text
-    assert "batch 2, which needs checkpoint 1, but there is no checkpoint" in text
-    assert "Was the uid or the location changed" in text
+    assert "at batch 1 the query also had an operator 'orders'" in text
+    assert "Was the uid changed? Use 'orders'" in text
     job.run(job.ledger(spark, 2))
 
     job.require_exact()

@@ -142,8 +142,9 @@ def _missing(history: History, batch: int, name: str) -> StateMissingError:
         )
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
     hint = (
-        "Was the uid or the location changed? Use the old ones. If the operator is new in the query, or its state is to"
-        " be given up, stop the query and run statelog.forget(checkpointLocation, uid): then it starts empty."
+        "Was the uid or the location changed? Use the old ones, or start with a new checkpointLocation. If the operator"
+        " is new in the query, or its state is to be given up, stop the query and run"
+        " statelog.forget(checkpointLocation, uid): then it starts empty."
         + (
             " Or did the first batch run no action on the operator's output? Then run"
             " statelog.rewind(checkpointLocation)."
