@@ -119,11 +119,12 @@ def test_operators_that_were_added_later_do_not_count_for_an_earlier_batch() -> 
 
 
 def test_the_newest_operators_count_if_no_note_tells_or_one_cannot_be_found() -> None:
-    plain = log("a", *[checkpoint(batch) for batch in range(10)])
-    assert earlier(plain, batch=3) == RewindTarget(3, [plain], [])
-    lacking = noted("a", range(10), "ab")
-    assert earlier(lacking, batch=3) == RewindTarget(3, [lacking], [])
-    assert earlier(noted("b", range(10), "b"), noted("a", range(10), "a"), batch=3, time_ms=7).former == []
+    a, b = (log(uid, *[checkpoint(batch) for batch in range(10)]) for uid in "ab")
+    assert earlier(a, b, batch=3) == RewindTarget(3, [a], []), "there is no note"
+    lacking = noted("c", range(10), "cx")
+    assert earlier(a, lacking, batch=3) == RewindTarget(3, [a], []), "x cannot be found"
+    other_time = noted("c", range(10), "c")
+    assert earlier(a, other_time, batch=3, time_ms=7) == RewindTarget(3, [a], [])
 
 
 # ---- The operators ----
