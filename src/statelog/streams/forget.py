@@ -72,7 +72,8 @@ def forget(
     Raises
     ------
     ConfigurationError
-        If there is no Spark checkpoint, or if the query has operators and `uid` is none of them.
+        If there is no Spark checkpoint, or if the query has operators and `uid` is none of them, or one that was
+        renamed.
     CorruptionError
         If a log is damaged. Then remove the operator's folder, and call this function again.
     StorageError
@@ -118,5 +119,12 @@ def _require_known(logs: QueryLogs, uid: str) -> OperatorLog | None:
             f"{logs.home}: the query has no operator '{uid}'; it has {', '.join(map(repr, sorted(uids)))}.",
             kind=ErrorKind.INVALID_OPTION,
             hint="Pass the uid of one of these. An operator that is new in a query with others needs no call.",
+        )
+    if log is None and uid in logs.renamed:
+        # Giving up the old log once more would hide that the state is elsewhere.
+        raise ConfigurationError(
+            f"{logs.home}: operator '{uid}' was renamed to '{logs.renamed[uid]}'.",
+            kind=ErrorKind.INVALID_OPTION,
+            hint="Pass the new uid. An operator that is to use the old one beside it needs no call.",
         )
     return log
