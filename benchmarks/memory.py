@@ -105,9 +105,14 @@ def _memory(process: int) -> dict[str, int] | None:
     with suppress(OSError):  # it has ended
         folder = Path("/proc") / str(process)
         if (folder / "exe").readlink().name.startswith("python"):
-            sizes = dict(re.findall(r"^(Rss\w+):\s*(\d+) kB$", (folder / "status").read_text(), re.MULTILINE))
-            return {name: 1024 * int(sizes[name]) for name in _MEASURES}
+            return memory_of((folder / "status").read_text())
     return None
+
+
+def memory_of(status: str) -> dict[str, int] | None:
+    """Memory by kind, in bytes, of a process with this ``/proc/<id>/status``; None if it has just ended."""
+    sizes = dict(re.findall(r"^(Rss\w+):\s*(\d+) kB$", status, re.MULTILINE))
+    return {name: 1024 * int(sizes[name]) for name in _MEASURES} if sizes else None
 
 
 def run(settings: Settings, place: Path) -> Result:

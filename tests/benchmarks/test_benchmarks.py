@@ -423,6 +423,12 @@ time.sleep(60)
         assert sampler.peak_bytes == sampler.driver_bytes + sampler.worker_bytes
         assert sampler.file_bytes >= 80 << 20
 
+    def test_a_process_that_has_just_ended_has_no_memory(self) -> None:
+        """Linux still lists it, without the lines on its memory."""
+        assert memory.memory_of("Name:\tpython3\nState:\tX (dead)\n") is None
+        status = "RssAnon:\t      10 kB\nRssFile:\t       20 kB\nRssShmem:\t       0 kB\n"
+        assert memory.memory_of(status) == {"RssAnon": 10240, "RssShmem": 0, "RssFile": 20480}
+
     def test_the_largest_sum_is_held_against_the_limit(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         calls: list[Any] = []
 
