@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from pyspark import cloudpickle
@@ -22,12 +23,15 @@ from statelog.diagnosis.driver_port import check_driver_port, clock_finding
 from statelog.diagnosis.executor_work import ExecutorWork, executor_function
 from statelog.diagnosis.executors import Reports, failed_task, not_asked, read_report
 from statelog.diagnosis.finding import Place
-from statelog.diagnosis.location import Marks
+from statelog.diagnosis.location import Marks, Probe
 from statelog.diagnosis.versions import Installed, teller
 from statelog.spark.endpoint import Endpoint
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.worker import DriverAddress
+from statelog.storage import LocalStore
+from statelog.storage.open import REGISTERED
 from statelog.testing.clock import ManualClock
+from tests.stores import WholeObjects
 
 EXECUTOR = Place("executor 1", "there")
 SECRET = b"s" * 32
@@ -242,6 +246,55 @@ def test_an_observer_need_not_be_picklable() -> None:
             self.lock = threading.Lock()
 
     executor_function(ExecutorWork(None, None, Options(observer=Locked()), 10, {}))
+
+
+class ClosedStore(WholeObjects):
+    """A store of the scheme ``closed``, which notes that it was closed."""
+
+    closed: ClassVar[list[str]] = []
+
+    def __init__(self, location: str) -> None:
+        super().__init__(LocalStore(location.removeprefix("closed:")))
+        self._location = location
+
+    def close(self) -> None:
+        self.closed.append(self._location)
+        super().close()
+
+
+@pytest.fixture
+def stores() -> Iterator[dict[str, bytes]]:
+    """The driver's registered stores, which this process does not know yet."""
+    yield {"closed": cloudpickle.dumps(ClosedStore)}  # type: ignore[no-untyped-call]
+    REGISTERED.pop("closed", None)
+
+
+def test_an_executor_makes_all_checks_and_closes_its_store(tmp_path: Path, stores: dict[str, bytes]) -> None:
+    probe, options = Probe(f"closed:{tmp_path}/state", "probe/doctor-1"), Options(local_directory=str(tmp_path))
+    LocalStore(tmp_path / "state").put(probe.witness, probe.content)
+    with driver(time.time) as address:
+        told = ExecutorWork(address, probe, options, 60, stores).run("there")
+    checks = [(level, check, where, host) for level, check, where, host, *_ in told["findings"]]
+    assert checks == [("ok", check, "", "there") for check in ("local-disk", "driver-port", "clock", "location")]
+    [(written, won)] = told["marks"]
+    assert (LocalStore(tmp_path / "state").read(written), won) == (probe.content, True)
+    assert ClosedStore.closed == [probe.location]
+
+
+def test_an_executor_makes_those_checks_that_the_driver_could(tmp_path: Path) -> None:
+    told = ExecutorWork(None, None, Options(local_directory=str(tmp_path)), 60, {}).run("there")
+    assert [check for _, check, *_ in told["findings"]] == ["local-disk"]
+
+
+def test_an_unreachable_port_is_told_within_the_time_limit_of_all_checks(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = DriverAddress("127.0.0.1", silent.getsockname()[1], SECRET)
+        told = ExecutorWork(address, None, Options(local_directory=str(tmp_path)), 1, {}).run("there")
+    [_, (level, check, _, _, found, _)] = told["findings"]
+    assert (level, check) == ("error", "driver-port")
+    assert "not done" not in found
 
 
 # ---- Tasks that Spark could not run ----
