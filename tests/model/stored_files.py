@@ -21,9 +21,14 @@ def needed_objects(history: History, record: Record) -> set[str]:
     return {part.name for part in segments} | {run.name for base_range in ranges for run in base_range.runs}
 
 
-def give_up_state(log: NumberedLog, query_id: str, uid: str) -> None:
-    """Give up all checkpoints of an operator's log, as ``statelog.forget`` does."""
-    log.claim(lambda epoch: Claim(epoch, query_id, "forget", uid, f"{epoch}".rjust(16).encode(), 0, gives_up=True))
+def give_up_state(log: NumberedLog, query_id: str, uid: str, renamed_to: str = "") -> None:
+    """Give up all checkpoints of an operator's log, as ``statelog.forget`` does, or ``statelog.rename``."""
+
+    def make(epoch: int) -> Claim:
+        token = f"{epoch}".rjust(16).encode()
+        return Claim(epoch, query_id, "forget", uid, token, 0, gives_up=True, renamed_to=renamed_to)
+
+    log.claim(make)
     log.close()
 
 

@@ -34,8 +34,12 @@ class Breaking(DirectoryFiles):
 def make(root: Path, batches: int, *lines: str) -> SparkCheckpoint:
     files = Breaking(root)
     for batch in range(batches):
-        files.write(f"offsets/{batch}", "\n".join(["v1", "{}", *lines]).encode())
+        files.write(f"offsets/{batch}", entry(batch, *lines).encode())
     return SparkCheckpoint(files, str(root))
+
+
+def entry(batch: int, *lines: str) -> str:
+    return "\n".join(["v1", json.dumps({"batchTimestampMs": batch}), *lines])
 
 
 def clocks(spark: SparkCheckpoint) -> list[list[str]]:
@@ -56,19 +60,23 @@ def test_both_entries_get_the_same_clock_whenever_the_process_dies(tmp_path: Pat
         assert fit_clock_offsets(breaking, [False, True]) == [2, 3]
     first, second, third, fourth = clocks(spark)
     assert (first, second, third) == ([], [], fourth)
-    assert len(third) == 1
+    assert [bool(clock_id) for clock_id in third] == [True]
     assert fit_clock_offsets(spark, [False, True]) == []
     kept = {path.read_text() for path in (tmp_path / "statelog-replaced" / "offsets").iterdir() if path.name[0] != "."}
-    assert kept == {f"v1\n{{}}\n{FILE}"}
+    assert kept == {entry(2, FILE), entry(3, FILE)}
 
 
-def test_a_clock_goes_and_comes_back(tmp_path: Path) -> None:
+def test_a_clock_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "statelog")
     spark = make(tmp_path, 1, FILE, json.dumps({"clock": "id", "tick": 3}))
     assert fit_clock_offsets(spark, [False, True]) == []
+    assert not caplog.messages
     assert fit_clock_offsets(spark, [False]) == [0]
     assert clocks(spark) == [[]]
     assert fit_clock_offsets(spark, [False, True]) == [0]
     assert fit_clock_offsets(spark, [False, False, True]) == [], "Spark says what is wrong"
+    told = f"{tmp_path}: the clock source was {{}} the offsets of batches [0]"
+    assert caplog.messages == [told.format("removed from"), told.format("added to")]
 
 
 def test_a_new_query_has_nothing_to_fit(tmp_path: Path) -> None:

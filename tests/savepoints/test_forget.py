@@ -59,15 +59,15 @@ def test_the_log_is_found_at_home_or_where_a_note_says(query: Query) -> None:
 
 
 def test_the_claim_is_the_querys_and_its_log_is_closed(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[NumberedLog] = []
+    closed: list[int] = []
 
     def close(log: NumberedLog) -> None:
-        closed.append(log)
+        closed.append(log.number)
 
     monkeypatch.setattr(NumberedLog, "close", close)
     query.write("home", "a", range(1))
     statelog.forget(query.checkpoint, "a")
-    assert [log.number > 0 for log in closed] == [True]
+    assert [number > 0 for number in closed] == [True], "once, and after it was claimed"
     entries = NumberedLog(LocalStore(query("home")), "a/log", ManualClock(), appends=True).read()
     [*_, claim] = entries
     assert isinstance(claim, Claim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from statelog.testing.clock import ManualClock
 from tests.reading.story import rows
 from tests.savepoints.test_savepoint_faults import deaths
 from tests.stored_query import StoredQuery
-from tests.unit.test_crash_points import When
+from tests.unit.test_crash_points import Killed, When
 
 
 @pytest.fixture
@@ -104,6 +105,71 @@ def test_a_start_has_to_use_the_new_uid(query: StoredQuery, tmp_path: Path) -> N
         changes(query, b=own).require_none_removed(before, "here")
     statelog.forget(query.checkpoint, "c")
     changes(query, b=own).require_none_removed(before, "here")
+
+
+def note(query: StoredQuery, uid: str) -> QueryOperators | None:
+    """The operators of the query, as the checkpoint of batch 2 notes them."""
+    checkpoint = read_history(open_location(str(query.checkpoint / "statelog")), uid).at(2)
+    assert checkpoint is not None
+    return checkpoint.operators
+
+
+def test_the_new_log_notes_the_operators_for_want_of_a_later_note(query: StoredQuery, tmp_path: Path) -> None:
+    statelog.rename(query.checkpoint, "a", "c")
+    assert note(query, "c") == QueryOperators(0, {"b": str(tmp_path / "own"), "c": ""})
+
+
+def test_the_new_log_notes_operators_of_older_checkpoints_without_notes(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query").run({"a": None, "b": None}, range(3), notes=False)
+    statelog.rename(query.checkpoint, "a", "c")
+    home = str(query.checkpoint / "statelog")
+    assert note(query, "c") == QueryOperators(0, {"b": home, "c": home})
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoredQuery:
+    """A query with two operators in one location, and with the new log of a renaming that has died."""
+    query = StoredQuery(tmp_path / "query").run({"a": None, "b": None}, range(3))
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rename_module, "give_up", die)
+        with pytest.raises(Killed):
+            statelog.rename(query.checkpoint, "a", "c")
+    return query
+
+
+def has_run(query: StoredQuery) -> None:
+    query.run({"a": None, "b": None, "c": None}, range(3, 4))
+
+
+def is_elsewhere(query: StoredQuery) -> None:
+    shutil.copytree(query.checkpoint / "statelog" / "c", query.root / "own" / "c")
+
+
+def was_moved(query: StoredQuery) -> None:
+    home = query.checkpoint.rename(query.root / "moved") / "statelog"
+    query.checkpoint = home.parent
+
+
+@pytest.mark.parametrize("change", [has_run, is_elsewhere, was_moved])
+def test_only_what_the_same_renaming_has_left_is_replaced(
+    interrupted: StoredQuery, change: Callable[[StoredQuery], None]
+) -> None:
+    change(interrupted)
+    location = str(interrupted.root / "own") if change is is_elsewhere else None
+    with pytest.raises(ConfigurationError, match="has, or had, an operator of this uid") as raised:
+        statelog.rename(interrupted.checkpoint, "a", "c", location=location)
+    assert raised.value.kind is ErrorKind.OTHER_OWNER
+
+
+def test_what_the_renaming_of_another_operator_has_left_is_not_replaced(interrupted: StoredQuery) -> None:
+    for uid, new_uid in (("b", "c"), ("a", "b")):
+        with pytest.raises(ConfigurationError, match="has, or had, an operator of this uid"):
+            statelog.rename(interrupted.checkpoint, uid, new_uid)
+    assert statelog.rename(interrupted.checkpoint, "a", "c").batch == 2
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

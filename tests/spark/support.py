@@ -7,13 +7,16 @@ every batch with :func:`ledger_model`, which knows neither Spark nor statelog.
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +25,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter, StatefulProcessor, StreamingQuery
 
 import statelog
 from statelog import Options
@@ -30,6 +33,8 @@ from tests.spark.faults import take_marker, wait_until
 from tests.spark.inputs import add_json
 
 REPOSITORY = Path(__file__).parents[2]
+IS_ONE_BATCH = importlib.util.find_spec("pyspark.sql.streaming.datasource") is None
+"""Whether Spark is older than 4.2: then a query with a source in Python and ``availableNow`` is one micro-batch."""
 ORDERS = "seq long, user string, item string, amount long, action string"
 LEDGER = "user string, count long, amount long, history string, items string"
 
@@ -357,6 +362,21 @@ def start_driver(module: str, root: Path, arguments: dict[str, Any], env: dict[s
             stderr=subprocess.STDOUT,
         )
     return Driver(process, log, pid_file)
+
+
+def start_until_idle(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query that ends when it has nothing to do: by ``availableNow``, or on older Sparks by a thread."""
+    if not IS_ONE_BATCH:
+        return writer.trigger(availableNow=True).start()
+    query = writer.start()
+
+    def end() -> None:
+        with suppress(StreamingQueryException):  # for who awaits the query
+            query.processAllAvailable()
+        query.stop()
+
+    threading.Thread(target=end, daemon=True).start()
+    return query
 
 
 def await_end(query: StreamingQuery, timeout_s: int = 120) -> None:

@@ -26,7 +26,7 @@ from statelog.spark import plan
 from statelog.spark.clock_source import ClockReader, source_class
 from statelog.spark.endpoint import require_endpoint
 from tests.spark.faults import wait_until
-from tests.spark.support import Job, await_end
+from tests.spark.support import IS_ONE_BATCH, ForEachBatch, Job, await_end, start_until_idle
 
 pytestmark = pytest.mark.spark
 
@@ -142,8 +142,13 @@ def save(job: Job, df: DataFrame, batch: int) -> None:
     job.write_output(batch, rows)
 
 
+def start(job: Job, df: DataFrame, for_each_batch: ForEachBatch) -> StreamingQuery:
+    writer = df.writeStream.outputMode("update").foreachBatch(for_each_batch)
+    return start_until_idle(writer.option("checkpointLocation", str(job.checkpoint)))
+
+
 def run(job: Job, df: DataFrame) -> StreamingQuery:
-    query = job.start(df, lambda rows, batch: save(job, rows, batch))
+    query = start(job, df, lambda rows, batch: save(job, rows, batch))
     await_end(query)
     return query
 
@@ -183,6 +188,17 @@ def test_timers_fire_in_a_batch_without_data(spark: SparkSession, tmp_path: Path
     assert job.results()[4] == [["a", 50]]
     if not own:
         assert watermarks(job) == [-1, 15, 35, 35, 95]
+
+
+@pytest.mark.skipif(not IS_ONE_BATCH, reason="Spark 4.2 and later run all batches")
+def test_available_now_is_one_micro_batch_before_spark_4_2(spark: SparkSession, tmp_path: Path) -> None:
+    """And the batch without data comes at the next start."""
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    operator = reminders(job, spark)
+    for batches in (1, 2, 2):
+        await_end(job.start(operator, lambda rows, batch: save(job, rows, batch)))
+        assert len(offsets(job)) == batches
+    assert job.results() == {0: [], 1: [["a", 20], ["b", 30]]}
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["watermark of Spark", "watermark of its own"])
@@ -289,7 +305,7 @@ def run_without_adaptive_execution(job: Job, df: DataFrame) -> None:
         save(job, rows, batch)
 
     assert df.sparkSession.conf.get("spark.sql.adaptive.enabled") == "true"
-    await_end(job.start(df, write))
+    await_end(start(job, df, write))
 
 
 def test_operators_side_by_side_whose_exchanges_are_not_reused(spark: SparkSession, tmp_path: Path) -> None:
@@ -362,7 +378,7 @@ def test_one_dataframe_in_two_queries_at_once(spark: SparkSession, tmp_path: Pat
     job = Job(tmp_path).add(events(*FIRST.values()))
     other = job.elsewhere("other")
     operator = reminders(job, spark)
-    first = job.start(operator, lambda rows, batch: save(job, rows, batch))
+    first = start(job, operator, lambda rows, batch: save(job, rows, batch))
     run(other, operator)
     await_end(first)
 
@@ -384,7 +400,7 @@ def test_idle_query_runs_no_batches(spark: SparkSession, tmp_path: Path) -> None
 def test_query_whose_batches_do_not_run_the_operator_ends(spark: SparkSession, tmp_path: Path, own: bool) -> None:
     job = Job(tmp_path).add(events(*FIRST.values()))
     operator = reminders(job, spark, watermark=Watermark("at", 5000) if own else None)
-    query = job.start(operator, lambda rows, batch: None if batch else save(job, rows, batch))
+    query = start(job, operator, lambda rows, batch: None if batch else save(job, rows, batch))
     await_end(query)
     # Spark's watermark advances without the operator, the operator's own stands still.
     assert len(offsets(job)) == (2 if own else 3)
@@ -433,7 +449,7 @@ def test_heartbeat_fires_timers_in_processing_time(spark: SparkSession, tmp_path
     assert all(after - before >= 400 for before, after in pairwise(times))
 
     # A query that is to end does: only the batch that was not finished is run.
-    query = job.start(later(job, spark, 0.4), job.save)
+    query = start(job, later(job, spark, 0.4), job.save)
     await_end(query)
 
     # Started again it beats before there is any data, and its interval may differ.
@@ -486,7 +502,7 @@ def test_heartbeat_may_come_and_go(
             assert "broken" in job.fail(later(job, spark, heartbeat_s), broken_sink)
             job.add(events({"c": number}))
             heartbeat_s, sources = (None, 1) if sources == 2 else (10, 2)
-        await_end(job.start(later(job, spark, heartbeat_s), job.save))
+        await_end(start(job, later(job, spark, heartbeat_s), job.save))
         assert lines() == sources
     read = [row for rows in results(job).values() for row in rows if row[1] == "row"]
     assert sorted(read) == [["a", "row"], *[["b", "row"]] * 5, *[["c", "row"]] * 2]

@@ -14,6 +14,7 @@ from statelog.checkpoint.admission import begins_state
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.log.entry import Checkpoint, Entry, renamed_to
 from statelog.log.open import open_log
+from statelog.log.references import StoredRun
 from statelog.storage import LocalStore
 from tests.contract.log_contract import make_checkpoint, make_claim
 from tests.model.engine import Engine, Key
@@ -102,6 +103,16 @@ def test_a_start_asks_of_the_batch_before_its_first(
     added.start(2, 8)
     assert set(changes.asked) == {(7, name)}
     assert "new in the query" not in caplog.text
+
+
+def test_a_start_says_that_an_added_operator_is_given_state(
+    added: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given, opened = {0: [StoredRun("op/runs/1/0/given.run", 0, 1, b"", 1, 5, 5)]}, Coordinator.open
+    monkeypatch.setattr(Coordinator, "open", lambda self, first_batch: opened(self, first_batch, given))
+    caplog.set_level("INFO", "statelog")
+    added.start(2, 7)
+    assert "as of batch 7, and starts with the state of its initialTables" in caplog.text
 
 
 def test_a_start_that_leaves_an_operator_behind_does_not_claim(added: Engine) -> None:

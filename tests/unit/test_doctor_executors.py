@@ -7,25 +7,31 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from pyspark import cloudpickle
 
 from statelog import Finding, Observer, Options
 from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request
+from statelog.clock import Clock, SystemClock
 from statelog.diagnosis.driver_port import check_driver_port, clock_finding
 from statelog.diagnosis.executor_work import ExecutorWork, executor_function
 from statelog.diagnosis.executors import Reports, failed_task, not_asked, read_report
 from statelog.diagnosis.finding import Place
-from statelog.diagnosis.location import Marks
+from statelog.diagnosis.location import Marks, Probe
 from statelog.diagnosis.versions import Installed, teller
 from statelog.spark.endpoint import Endpoint
-from statelog.spark.rpc import RpcServer
+from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.worker import DriverAddress
+from statelog.storage import LocalStore
+from statelog.storage.open import REGISTERED
 from statelog.testing.clock import ManualClock
+from tests.stores import WholeObjects
 
 EXECUTOR = Place("executor 1", "there")
 SECRET = b"s" * 32
@@ -41,10 +47,10 @@ failure: Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.7 executor 4): java.io.IOExc
 
 
 @contextmanager
-def driver(now_s: float = NOW_S) -> Iterator[DriverAddress]:
+def driver(now_s: Callable[[], float] = lambda: NOW_S) -> Iterator[DriverAddress]:
     def handle(request: Request, payload: bytes) -> Reply:
         assert isinstance(request, Ping)
-        return Pinged(now_s)
+        return Pinged(now_s())
 
     server = RpcServer("127.0.0.1", 0, SECRET, handle)
     try:
@@ -53,7 +59,7 @@ def driver(now_s: float = NOW_S) -> Iterator[DriverAddress]:
         server.close()
 
 
-def of_port(address: DriverAddress, clock: ManualClock | None = None, timeout_s: float = 600) -> list[Finding]:
+def of_port(address: DriverAddress, clock: Clock | None = None, timeout_s: float = 600) -> list[Finding]:
     return list(check_driver_port(address, EXECUTOR, clock or ManualClock(NOW_S), timeout_s))
 
 
@@ -89,7 +95,63 @@ def test_clocks_that_differ(ahead_s: float, level: str) -> None:
 
 def test_a_slow_answer_is_no_difference_of_clocks() -> None:
     assert clock_finding(8, 6.1, EXECUTOR).level == "ok"
+    assert clock_finding(8, 6, EXECUTOR).level == "ok"
     assert clock_finding(-8, 5.9, EXECUTOR).level == "warning"
+
+
+def test_the_fastest_of_some_answers_counts() -> None:
+    """The driver reads its clock in the middle of each call."""
+    clock, seconds = ManualClock(NOW_S), iter([3.0, 0.5, 0.25, 1.0, 2.0])
+
+    def now_s() -> float:
+        half_s = next(seconds) / 2
+        clock.advance(half_s)
+        answer_s = clock.now_s()
+        clock.advance(half_s)
+        return answer_s - 1
+
+    with driver(now_s) as address:
+        port, difference = of_port(address, clock)
+    assert port.found.endswith("answers in 250.0 ms.")
+    assert difference.found == "The clock is 1.000 s off the driver's."
+
+
+def test_the_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, close = list[RpcClient](), RpcClient.close
+
+    def note(client: RpcClient) -> None:
+        closed.append(client)
+        close(client)
+
+    monkeypatch.setattr(RpcClient, "close", note)
+    with driver() as address:
+        of_port(address)
+    assert len(closed) == 1
+
+
+def test_a_driver_that_does_not_answer_is_an_error_within_the_time_limit() -> None:
+    begun_s = time.monotonic()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        [found] = of_port(DriverAddress("127.0.0.1", silent.getsockname()[1], SECRET), SystemClock(), 0.2)
+    assert found.level == "error"
+    assert time.monotonic() - begun_s < 8
+
+
+def test_a_driver_that_hangs_is_an_error_within_the_time_limit() -> None:
+    go_on = threading.Event()
+
+    def hang() -> float:
+        go_on.wait()
+        return NOW_S
+
+    with driver(hang) as address:
+        try:
+            [found] = of_port(address, SystemClock(), 0.3)
+        finally:
+            go_on.set()
+    assert found.level == "error"
 
 
 def test_an_unreachable_port_names_host_and_port_and_the_remedy() -> None:
@@ -184,6 +246,55 @@ def test_an_observer_need_not_be_picklable() -> None:
             self.lock = threading.Lock()
 
     executor_function(ExecutorWork(None, None, Options(observer=Locked()), 10, {}))
+
+
+class ClosedStore(WholeObjects):
+    """A store of the scheme ``closed``, which notes that it was closed."""
+
+    closed: ClassVar[list[str]] = []
+
+    def __init__(self, location: str) -> None:
+        super().__init__(LocalStore(location.removeprefix("closed:")))
+        self._location = location
+
+    def close(self) -> None:
+        self.closed.append(self._location)
+        super().close()
+
+
+@pytest.fixture
+def stores() -> Iterator[dict[str, bytes]]:
+    """The driver's registered stores, which this process does not know yet."""
+    yield {"closed": cloudpickle.dumps(ClosedStore)}  # type: ignore[no-untyped-call]
+    REGISTERED.pop("closed", None)
+
+
+def test_an_executor_makes_all_checks_and_closes_its_store(tmp_path: Path, stores: dict[str, bytes]) -> None:
+    probe, options = Probe(f"closed:{tmp_path}/state", "probe/doctor-1"), Options(local_directory=str(tmp_path))
+    LocalStore(tmp_path / "state").put(probe.witness, probe.content)
+    with driver(time.time) as address:
+        told = ExecutorWork(address, probe, options, 60, stores).run("there")
+    checks = [(level, check, where, host) for level, check, where, host, *_ in told["findings"]]
+    assert checks == [("ok", check, "", "there") for check in ("local-disk", "driver-port", "clock", "location")]
+    [(written, won)] = told["marks"]
+    assert (LocalStore(tmp_path / "state").read(written), won) == (probe.content, True)
+    assert ClosedStore.closed == [probe.location]
+
+
+def test_an_executor_makes_those_checks_that_the_driver_could(tmp_path: Path) -> None:
+    told = ExecutorWork(None, None, Options(local_directory=str(tmp_path)), 60, {}).run("there")
+    assert [check for _, check, *_ in told["findings"]] == ["local-disk"]
+
+
+def test_an_unreachable_port_is_told_within_the_time_limit_of_all_checks(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = DriverAddress("127.0.0.1", silent.getsockname()[1], SECRET)
+        told = ExecutorWork(address, None, Options(local_directory=str(tmp_path)), 1, {}).run("there")
+    [_, (level, check, _, _, found, _)] = told["findings"]
+    assert (level, check) == ("error", "driver-port")
+    assert "not done" not in found
 
 
 # ---- Tasks that Spark could not run ----

@@ -44,14 +44,14 @@ def test_an_error_of_statelog_says_what_to_do() -> None:
     assert (found.level, found.check, found.found, found.remedy) == ("error", "port", "It is closed.", "Open it.")
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("first line\nsecond line"), SystemExit(3)])
+@pytest.mark.parametrize("error", [ZeroDivisionError("first line\nsecond line"), SystemExit(3), OSError()])
 def test_any_other_error_is_a_finding(error: BaseException) -> None:
     def fail() -> Findings:
         raise error
         yield
 
     [found] = run_limited([check(fail)], 60)
-    assert found.level == "error"
+    assert (found.level, found.host) == ("error", "here")
     assert f"could not be made: {type(error).__name__}" in found.found
     assert "second line" not in found.found
 
@@ -77,17 +77,38 @@ def test_a_check_that_takes_too_long_is_told_to_end_and_removes_what_it_wrote() 
     assert not went_on.is_set()
 
 
-def test_a_check_that_can_be_cancelled_is() -> None:
-    cancelled = threading.Event()
+def test_checks_that_hang_have_one_time_limit_together() -> None:
+    go_on = threading.Event()
+
+    def hang() -> Findings:
+        go_on.wait(60)
+        yield PLACE.ok("port", "too late")
+
+    begun_s = time.monotonic()
+    found = run_limited([check(hang)] * 20, 0.05)
+    took_s = time.monotonic() - begun_s
+    go_on.set()
+    assert {one.found for one in found} == {"The check was not done after 0.05 s."}
+    assert took_s < 4
+
+
+def test_a_check_that_can_be_cancelled_is_and_its_end_is_awaited() -> None:
+    cancelled, ended = threading.Event(), threading.Event()
 
     def wait() -> Findings:
         assert cancelled.wait(60)
+        time.sleep(0.2)
+        ended.set()
         raise RuntimeError("cancelled")
         yield
 
-    [found] = run_limited([check(wait, cancelled.set)], 0.05)
+    def cancel() -> None:
+        cancelled.set()
+        raise RuntimeError("the job has ended by itself")
+
+    [found] = run_limited([check(wait, cancel)], 0.05)
     assert found.found == "The check was not done after 0.05 s."
-    assert cancelled.is_set()
+    assert ended.is_set()
 
 
 def test_an_interruption_ends_the_checks_first() -> None:

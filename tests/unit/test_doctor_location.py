@@ -70,7 +70,10 @@ class Forgetful(StoreWrapper):
 
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         data = super().read(name, offset=offset, length=length)
-        return data[:-1] if self._promise == "read" else data
+        return data[:-1] if self._promise == ("read" if length is None else "read a part") else data
+
+    def size_bytes(self, name: str) -> int:
+        return super().size_bytes(name) + (self._promise == "size")
 
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
         if self._promise == "absent":
@@ -118,9 +121,25 @@ def test_a_good_store_is_ok_and_empty_afterwards(store: MemoryStore, clock: Manu
     assert "executor 1" in compared[0].found
     assert traces.is_written
     assert store.objects
+    assert {name for name, content in store.objects.items() if content[0] == PROBE.content} == {
+        PROBE.witness,
+        *(one.written for one in marks),
+    }
     assert all(name.startswith("probe/doctor-1/") for _, name in store.requests)
     assert end(used) == []
     assert not store.objects
+
+
+def test_appended_bytes_are_made_durable(store: MemoryStore) -> None:
+    synced: list[tuple[int, int]] = []
+
+    class Noted(StoreWrapper):
+        def sync(self, name: str, *, start: int, end: int) -> None:
+            synced.append((start, end))
+            assert end == self.size_bytes(name)
+
+    assert [one.level for one in check_store(Noted(store), PROBE, DRIVER)] == ["ok"]
+    assert synced == [(0, len(PROBE.content) + 2)]
 
 
 def test_two_diagnoses_write_in_two_folders() -> None:
@@ -130,12 +149,41 @@ def test_two_diagnoses_write_in_two_folders() -> None:
 # ---- Stores that do not ----
 
 
-@pytest.mark.parametrize("promise", ["read", "absent", "append", "list", "delete"])
-def test_a_broken_promise_is_an_error(store: MemoryStore, promise: str) -> None:
+@pytest.mark.parametrize("promise", ["read", "read a part", "size", "absent", "append", "list", "delete"])
+def test_a_broken_promise_is_an_error(store: MemoryStore, clock: ManualClock, promise: str) -> None:
     inner = store if promise == "append" else WholeObjects(store)
-    found = [one for one in check_store(Forgetful(inner, promise), PROBE, DRIVER) if one.level == "error"]
+    found = list(check_store(Forgetful(inner, promise), PROBE, DRIVER))
     assert found
-    assert all("not safe" in one.found and one.remedy for one in found)
+    assert all(one.level == "error" and "not safe" in one.found and one.remedy for one in found)
+    assert promise == "delete" or not store.objects
+
+
+def test_an_executor_whose_store_breaks_a_promise_leaves_no_marks(store: MemoryStore, clock: ManualClock) -> None:
+    from_driver(store, clock)
+    marks: list[Marks] = []
+    found = list(check_from_executor(Forgetful(store, "size"), PROBE, EXECUTOR, marks.append))
+    assert [one.level for one in found] == ["error"]
+    assert not marks
+
+
+def test_an_executor_leaves_a_mark_only_once_its_object_is_written(store: MemoryStore, clock: ManualClock) -> None:
+    from_driver(store, clock)
+    marks: list[Marks] = []
+    with pytest.raises(StorageError):
+        list(check_from_executor(Denied(store, "put"), PROBE, EXECUTOR, marks.append))
+    assert not marks
+
+
+def test_an_executor_that_may_not_read_says_so(store: MemoryStore, clock: ManualClock) -> None:
+    from_driver(store, clock)
+    [found] = check_from_executor(Denied(store, "read"), PROBE, EXECUTOR, lambda _: None)
+    assert (found.level, found.check) == ("error", "location")
+    assert "403" in found.found
+
+
+def test_a_store_that_lists_nothing_tells_no_time(store: MemoryStore, clock: ManualClock) -> None:
+    found, _ = from_driver(Forgetful(store, "list"), clock)
+    assert {one.check for one in found} == {"location"}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +217,30 @@ def test_other_clouds_have_roles(store: MemoryStore, clock: ManualClock, locatio
     assert named in found.remedy
 
 
+def failing(message: str) -> Store:
+    class Failing(StoreWrapper):
+        def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+            raise StorageError(message, hint="Look at it.")
+
+    return Failing(MemoryStore(ManualClock(NOW_S)))
+
+
+@pytest.mark.parametrize(
+    ("location", "message", "remedy"),
+    [
+        ("s3://bucket", "failed: 403 no", "arn:aws:s3:::bucket/*, and"),
+        ("s3://bucket", "failed: 500 no", ""),
+        ("/some/folder", "x: Permission denied", "The process runs as user"),
+        ("/some/folder", "x: Operation not permitted", "The process runs as user"),
+        ("/some/folder", "x: No space left on device", ""),
+    ],
+)
+def test_only_a_denied_request_needs_permissions(clock: ManualClock, location: str, message: str, remedy: str) -> None:
+    [found] = from_driver(failing(message), clock, Probe(location, "probe/doctor-1"))[0]
+    assert found.found == message
+    assert remedy in found.remedy if remedy else found.remedy == "Look at it."
+
+
 def test_a_missing_object_that_is_denied_needs_the_permission_to_list(store: MemoryStore) -> None:
     class Hiding(StoreWrapper):
         def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -184,7 +256,7 @@ def test_a_missing_object_that_is_denied_needs_the_permission_to_list(store: Mem
     assert "s3:ListBucket for arn:aws:s3:::bucket" in found.remedy
 
 
-@pytest.mark.parametrize(("ahead_s", "level"), [(59, "ok"), (-59, "ok"), (61, "warning"), (-61, "warning")])
+@pytest.mark.parametrize(("ahead_s", "level"), [(60, "ok"), (-60, "ok"), (61, "warning"), (-61, "warning")])
 def test_the_clock_of_the_store(clock: ManualClock, ahead_s: float, level: str) -> None:
     found, _ = from_driver(MemoryStore(ManualClock(NOW_S + ahead_s)), clock)
     assert (found[-1].check, found[-1].level) == ("clock", level)
@@ -229,6 +301,10 @@ def test_the_driver_must_see_what_an_executor_has_written(store: MemoryStore) ->
     [found] = check_marks(store, PROBE, DRIVER, [(EXECUTOR, Marks("probe/doctor-1/mark", won=False))])
     assert (found.level, found.check) == ("error", "location-shared")
     assert "executor 1 (there)" in found.found
+
+
+def test_without_executors_there_is_nothing_to_compare(store: MemoryStore) -> None:
+    assert list(check_marks(store, PROBE, DRIVER, [])) == []
 
 
 def test_two_winners_of_the_race_are_an_error(store: MemoryStore, clock: ManualClock) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.metadata
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -74,7 +78,9 @@ def test_a_setting_that_matters_is_a_finding(setting: str, value: str, check: st
 def test_executors_with_subtasks_must_not_be_removed() -> None:
     dynamic = CLUSTER | {"spark.dynamicAllocation.enabled": "true"}
     assert levels(dynamic)["placement"] == "ok"
-    assert levels(dynamic | {"spark.dynamicAllocation.cachedExecutorIdleTimeout": "60s"})["placement"] == "warning"
+    removes = {"spark.dynamicAllocation.cachedExecutorIdleTimeout": "60s"}
+    assert levels(dynamic | removes)["placement"] == "warning"
+    assert levels(CLUSTER | removes)["placement"] == "ok"
 
 
 # ---- Versions ----
@@ -116,6 +122,8 @@ def test_equal_packages_are_ok() -> None:
         ({"statelog": "unknown"}, "warning", "statelog unknown (driver: 0.1.0)"),
         ({"pyspark": "4.0.2"}, "error", "pyspark 4.0.2 (driver: 4.1.1)"),
         ({"pyspark": "4.1.4"}, "warning", "pyspark 4.1.4 (driver: 4.1.1)"),
+        ({"pyspark": ""}, "ok", "numpy 1.2.3"),
+        ({"rocksdict": "9.9"}, "ok", "rocksdict 9.9"),
         ({"pyarrow": "1.3.0"}, "warning", "pyarrow 1.3.0 (driver: 1.2.3)"),
         ({"msgspec": ""}, "error", "/other lacks msgspec"),
         ({"lazy_loader": ""}, "error", "/other lacks lazy-loader"),
@@ -127,18 +135,30 @@ def test_other_packages_than_the_drivers(changes: dict[str, str], level: str, to
     [found] = package_findings(other(**changes), EXECUTOR, INSTALLED)
     assert (found.level, found.check, found.where) == (level, "packages", "executor 1")
     assert told in found.found
-    assert found.remedy
+    assert bool(found.remedy) == (level != "ok")
+
+
+def test_another_spark_is_an_error_and_other_packages_are_a_warning() -> None:
+    found = package_findings(other(pyspark="4.0.2", pyarrow="1.3.0", numpy="1.0"), EXECUTOR, INSTALLED)
+    assert [(one.level, one.found) for one in found] == [
+        ("error", "pyspark 4.0.2 (driver: 4.1.1)"),
+        ("warning", "numpy 1.0 (driver: 1.2.3), pyarrow 1.3.0 (driver: 1.2.3)"),
+    ]
 
 
 def test_a_table_that_is_used_needs_its_package() -> None:
     [found] = package_findings(other(rocksdict=""), EXECUTOR, other(rocksdict=""), table="rocksdb")
     assert found.level == "error"
-    [found] = package_findings(other(rocksdict=""), EXECUTOR, other(rocksdict=""))
+    for driver in (other(rocksdict=""), None):
+        [found] = package_findings(other(rocksdict=""), EXECUTOR, driver)
+        assert (found.level, "rocksdict" in found.found) == ("ok", False)
+    [found] = package_findings(other(datasketches=""), EXECUTOR, table="rocksdb")
     assert found.level == "ok"
 
 
 @pytest.mark.parametrize(
-    ("version", "level"), [("2.1.9", "warning"), ("2.2", "ok"), ("2.9.1", "ok"), ("3.0", "warning")]
+    ("version", "level"),
+    [("2.1.9", "warning"), ("2.2", "ok"), ("2.9.1", "ok"), ("3.0", "warning"), ("unknown", "ok")],
 )
 def test_versions_outside_of_the_declared_range(version: str, level: str) -> None:
     [found] = package_findings(other(pandas=version), DRIVER, needs={"pandas": ">=2.2,<3"})
@@ -149,6 +169,26 @@ def test_versions_outside_of_the_declared_range(version: str, level: str) -> Non
 def test_the_requirements_are_those_of_the_project() -> None:
     assert {"msgspec", "numpy", "obstore", "pandas", "pyarrow", "xxhash"} <= set(requirements())
     assert set(requirements()) >= set(PACKAGES) - {"statelog", "rocksdict", "datasketches", "pyspark"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        (["numpy<3,>=2.2", "PyArrow >=15; extra == 'x'", ""], {"numpy": "<3,>=2.2", "pyarrow": ">=15"}),
+        (None, {}),
+        (importlib.metadata.PackageNotFoundError("statelog"), {}),
+    ],
+)
+def test_the_requirements_as_the_metadata_has_them(
+    monkeypatch: pytest.MonkeyPatch, declared: list[str] | Exception | None, expected: dict[str, str]
+) -> None:
+    def requires(name: str) -> list[str] | None:
+        if isinstance(declared, Exception):
+            raise declared
+        return declared
+
+    monkeypatch.setattr("importlib.metadata.requires", requires)
+    assert requirements() == expected
 
 
 def test_another_python_is_an_error() -> None:
@@ -164,6 +204,17 @@ def test_a_process_tells_its_packages() -> None:
     assert told.python == ".".join(map(str, sys.version_info[:3]))
 
 
+def test_packages_without_metadata_tell_their_version_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = {"of_a_zip": "__version__ = '1.2'", "of_no_version": "", "of_a_lack": "import no_such_module"}
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = teller(("of-a-zip", "of-no-version", "of-a-lack"))()["versions"]
+    assert told == {"of-a-zip": "1.2", "of-no-version": "unknown", "of-a-lack": ""}
+
+
 # ---- Local disks ----
 
 
@@ -174,10 +225,33 @@ def test_a_disk_with_room_is_ok(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_is_nearly_full_is_a_warning(tmp_path: Path) -> None:
-    [found] = check_disk(tmp_path, EXECUTOR, lambda _: 500_000_000)
-    assert found.level == "warning"
-    assert "local_directory" in found.remedy
+@pytest.mark.parametrize(("free_bytes", "level"), [((1 << 30) - 1, "warning"), (1 << 30, "ok")])
+def test_a_disk_that_is_nearly_full_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, level: str
+) -> None:
+    asked: list[Path] = []
+
+    def usage(folder: Path) -> SimpleNamespace:
+        asked.append(folder)
+        return SimpleNamespace(free=free_bytes)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    [found] = check_disk(tmp_path / "not made yet", EXECUTOR)
+    assert (found.level, "local_directory" in found.remedy) == (level, level == "warning")
+    assert "1.1 GB" in found.found
+    assert asked == [tmp_path]
+
+
+def test_a_disk_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems tell only then that they are full."""
+
+    def sync(fd: int) -> None:
+        raise OSError(errno.ENOSPC, f"{os.fstat(fd).st_size} bytes are too many")
+
+    monkeypatch.setattr("os.fsync", sync)
+    [found] = check_disk(tmp_path, EXECUTOR, lambda _: 5_000_000_000)
+    assert found.level == "error"
+    assert "cannot be written: 4096 bytes are too many" in found.found
 
 
 def test_the_folder_need_not_exist_yet(tmp_path: Path) -> None:
@@ -197,3 +271,13 @@ def test_the_folder_of_other_queries_is_the_one_that_is_tried(tmp_path: Path) ->
     (tmp_path / "statelog").symlink_to("/proc/self")
     [found] = check_disk(tmp_path, EXECUTOR, lambda _: 5_000_000_000)
     assert found.level == "error"
+
+
+def test_a_folder_that_cannot_be_looked_into_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(folder: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "exists", deny)
+    [found] = check_disk(tmp_path, EXECUTOR, lambda _: 5_000_000_000)
+    assert (found.level, found.check) == ("error", "local-disk")
+    assert found.found.endswith("cannot be written: Permission denied.")

@@ -78,8 +78,12 @@ def test_a_first_batch_that_is_repeated_begins_with_it_again(engine: Engine) -> 
     assert values(engine, 0) == {1: [7], 2: None}
 
 
-def test_the_checkpoint_before_the_first_says_whose_it_is_and_has_no_time(engine: Engine) -> None:
+def test_the_checkpoint_before_the_first_says_whose_it_is_and_has_no_time(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "statelog")
     engine.start(2, 0)
+    assert "new in the query" not in caplog.text
     found = founding(engine)
     assert (found.epoch, found.revision, found.query_id, found.run_id, found.uid) == (1, 0, "query", "run-1", "op")
     assert (found.batch_time_ms, found.watermark_ms, found.retained_from) == (0, NO_TIME_MS, INITIAL_BATCH)

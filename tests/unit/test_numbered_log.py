@@ -327,6 +327,26 @@ def test_entries_that_a_fence_covers_cannot_get_lost(tmp_path: Path) -> None:
     assert batches(make_log(LocalStore(tmp_path))) == [1, 2]
 
 
+@pytest.mark.parametrize("entries", [0, 1, 2])
+def test_a_claim_makes_the_last_entry_of_the_run_before_durable(tmp_path: Path, entries: int) -> None:
+    """Its writer may have been killed before it was; each earlier one was durable before the next was begun."""
+    synced: list[tuple[str, int, int]] = []
+
+    class Noted(StoreWrapper):
+        def sync(self, name: str, *, start: int, end: int) -> None:
+            synced.append((name, start, end))
+            super().sync(name, start=start, end=end)
+
+    log = make_log(LocalStore(tmp_path), appends=True)
+    log.claim(make_claim("a"))
+    ends = [0, (tmp_path / name_of(1)).stat().st_size]
+    for batch in range(entries):
+        append(log, "a", 1, batch)
+        ends.append((tmp_path / name_of(1)).stat().st_size)
+    make_log(Noted(LocalStore(tmp_path)), appends=True).claim(make_claim("b"))
+    assert synced == [(name_of(1), *ends[-2:])]
+
+
 # ---- Files that may go ----
 
 

@@ -259,8 +259,9 @@ def test_a_log_without_notes_or_of_another_query_proves_nothing(places: Places) 
     assert not changes(places, a="home", c="home").has_added("c", 2, None, "here")
 
 
-def give_up(places: Places, place: str, uid: str, query_id: str = "query") -> None:
-    give_up_state(NumberedLog(LocalStore(places(place)), f"{uid}/log", ManualClock(), appends=True), query_id, uid)
+def give_up(places: Places, place: str, uid: str, query_id: str = "query", *, renamed_to: str = "") -> None:
+    log = NumberedLog(LocalStore(places(place)), f"{uid}/log", ManualClock(), appends=True)
+    give_up_state(log, query_id, uid, renamed_to)
 
 
 @pytest.mark.parametrize("far", [False, True])
@@ -283,6 +284,16 @@ def test_a_start_without_an_operator_is_refused_until_its_state_is_given_up(plac
     start.require_none_removed(before, "here")
     places.write(place, "b", range(4, 5))
     require_refusal()
+
+
+def test_logs_that_lead_round_in_a_circle_do_not_show_that_state_was_given_up(places: Places) -> None:
+    """A folder was replaced by an older copy of it, so the state of both is gone."""
+    places.write("home", "a", range(3))
+    give_up(places, "home", "a", renamed_to="b")
+    give_up(places, "home", "b", renamed_to="a")
+    before = replace(make_checkpoint("c", 1, 2)[0], operators=QueryOperators(1, {"a": "", "c": ""}))
+    with pytest.raises(ConfigurationError, match="also had an operator 'a'"):
+        changes(places, c="home").require_none_removed(before, "here")
 
 
 def test_an_operator_with_another_uid_is_not_new(places: Places) -> None:

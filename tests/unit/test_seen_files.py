@@ -99,6 +99,31 @@ def test_only_what_is_new_is_read(merging: str, tmp_path: Path) -> None:
     assert one.read_bytes() < whole.read_bytes() / 2
 
 
+def test_other_logs_read_everything_and_remember_nothing(merging: str, tmp_path: Path) -> None:
+    """The log of a query is read once at its start, and would take memory for ever."""
+    query = Story(tmp_path, open_store=STORES[merging], file_merging=merging)
+    query.run_batches(3, random.Random(1))
+    store = CountedStore(STORES[merging](query.location))
+    for log in (log_of(store, merging, remembers=False), NumberedLog(store, "op/log", SystemClock(), appends=True)):
+        log.read()
+        whole = store.take()
+        log.read()
+        assert store.take().reads == whole.reads > 0
+
+
+def test_a_file_that_was_gone_is_read_from_its_start(tmp_path: Path) -> None:
+    """A store without appends tells one from another by its length and its time."""
+    store = WholeObjects(LocalStore(tmp_path))
+    reader = NumberedLog(store, PREFIX, ManualClock(), appends=False, remembers=True)
+    for run in ("a", "b"):
+        NumberedLog(store, PREFIX, ManualClock(), appends=False).claim(make_claim(run))
+        [info] = store.list(PREFIX)
+        os.utime(tmp_path / info.name, ns=(0, 0))
+        assert tokens(reader) == [f"{run}-1".encode()]
+        store.delete([info.name])
+        assert tokens(reader) == []
+
+
 def test_a_longer_log_in_place_of_another_one_is_read_from_its_start(tmp_path: Path) -> None:
     query = Story(tmp_path / "query")
     query.run_batches(1, random.Random(1))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from statelog.checkpoint.history import History
 from statelog.clock import SystemClock
@@ -21,8 +20,6 @@ from statelog.options import Options
 from statelog.storage import Store
 from statelog.storage.location import scheme_of
 from statelog.storage.open import is_same_place
-
-_MOST_RENAMES: Final = 100
 
 
 @dataclass(frozen=True)
@@ -223,31 +220,32 @@ class OperatorChanges:
 
     def _require_all(self, noted: Mapping[str, str], batch: int, name: str) -> None:
         for uid in sorted(noted.keys() - self.locations.keys()):
-            location = noted[uid]
-            is_given_up, new_uid = self._fate(uid, location)
-            if is_given_up and (not new_uid or new_uid in self.locations):
+            present = self._present_uid(uid, noted[uid])
+            if present is None or present in self.locations:
                 continue
             raise ConfigurationError(
-                f"{name}: at batch {batch} the query also had an operator '{uid}', whose state is at {location};"
-                + (f" it was renamed to '{new_uid}', which this start lacks." if new_uid else " this start lacks it."),
+                f"{name}: at batch {batch} the query also had an operator '{uid}', whose state is at {noted[uid]};"
+                + (
+                    " this start lacks it."
+                    if present == uid
+                    else f" it was renamed to '{present}', which this start lacks."
+                ),
                 kind=ErrorKind.OPERATOR_REMOVED,
-                hint=f"Was the uid changed? Use '{new_uid or uid}', or statelog.rename. To go on without the operator,"
-                f" stop the query and give its state up: statelog.forget(checkpointLocation, '{new_uid or uid}').",
+                hint=f"Was the uid changed? Use '{present}', or statelog.rename. To go on without the operator,"
+                f" stop the query and give its state up: statelog.forget(checkpointLocation, '{present}').",
             )
 
-    def _fate(self, uid: str, location: str) -> tuple[bool, str]:
-        """Whether an operator's state under a uid was given up; and its new uid, empty if it was not renamed."""
-        new_uid = ""
-        for _ in range(_MOST_RENAMES):
-            store = self.open_location(location)
-            entries = open_log(store, operator_folder(store, new_uid or uid), Options(), SystemClock()).read()
+    def _present_uid(self, uid: str, location: str) -> str | None:
+        """The uid under which an operator goes on: its own unless it was renamed; None if its state was given up."""
+        store = self.open_location(location)
+        seen: set[str] = set()
+        while uid and uid not in seen:  # Folders from older copies may lead round in a circle.
+            seen.add(uid)
+            entries = open_log(store, operator_folder(store, uid), Options(), SystemClock()).read()
             if not gave_up(entries, self.query_id) or History(entries).latest is not None:
-                return bool(new_uid), new_uid
-            following = renamed_to(entries, self.query_id)
-            if not following:
-                return True, ""
-            new_uid = following
-        return True, new_uid
+                break
+            uid = renamed_to(entries, self.query_id)
+        return uid or None
 
 
 def noted_location(location: str | None) -> str:

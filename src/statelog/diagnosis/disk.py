@@ -22,10 +22,10 @@ _REMEDY: Final = (
 
 def check_disk(base: Path, place: Place, free_bytes: Callable[[Path], int] | None = None) -> Findings:
     """Whether the folder can be written to, and has room. `base` is made by the first task if it is missing."""
-    folder = base / "statelog" if (base / "statelog").is_dir() else base
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = base / "statelog"
     try:
+        while not folder.exists():
+            folder = folder.parent
         with tempfile.TemporaryFile(dir=folder, prefix=".statelog-doctor-") as file:
             file.write(b"\0" * 4096)
             file.flush()

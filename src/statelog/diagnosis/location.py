@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,8 +108,8 @@ def check_from_driver(store: Store, probe: Probe, place: Place, clock: Clock, tr
         yield _clock_finding(place, listed[0].modified_s - now_s)
 
 
-def check_store(store: Store, probe: Probe, place: Place) -> Findings:
-    """Check that a store keeps its contract, as far as one process can see."""
+def check_store(store: Store, probe: Probe, place: Place) -> Generator[Finding, None, bool]:
+    """Check that a store keeps its contract, as far as one process can see; return whether it does."""
     name = f"{probe.folder}/{secrets.token_hex(8)}"
     try:
         try:
@@ -117,17 +117,18 @@ def check_store(store: Store, probe: Probe, place: Place) -> Findings:
             check_put_if_absent(store, probe.folder)
         except StatelogError as error:
             yield _failed(place, probe.location, error)
-            return
-        failures = 0
+            return False
+        is_kept = True
         for step in (_read, _append, _list, _delete):
             try:
                 step(store, name, probe)
             except StatelogError as error:
-                failures += 1
+                is_kept = False
                 yield _failed(place, probe.location, error)
-        if not failures:
+        if is_kept:
             done = "creates an object only if it is absent, reads, appends to, lists and deletes it"
             yield place.ok(CHECK, f"{probe.location} {done if store.can_append else done.replace(' appends to,', '')}.")
+        return is_kept
     finally:
         with suppress(StatelogError):
             store.delete([name])
@@ -186,10 +187,8 @@ def _clock_finding(place: Place, ahead_s: float) -> Finding:
     )
 
 
-def _failed(place: Place, location: str, error: Exception) -> Finding:
+def _failed(place: Place, location: str, error: StatelogError) -> Finding:
     found = place.failed(CHECK, error)
-    if not isinstance(error, StorageError):
-        return found
     remedy = f"{found.remedy} {_remedy(location, error.message)}".strip()
     return place.error(CHECK, found.found, remedy)
 
@@ -231,10 +230,7 @@ def check_from_executor(store: Store, probe: Probe, place: Place, leave: Callabl
         )
         return
     token = secrets.token_hex(8)
-    is_fit = True
-    for finding in check_store(store, probe, place):
-        is_fit = is_fit and finding.level == "ok"
-        yield finding
+    is_fit = yield from check_store(store, probe, place)
     # Not after the driver has removed the folder: Spark does not stop a Python worker at once.
     if is_fit and if_present(lambda: store.read(probe.witness)) == probe.content:
         written = f"{probe.folder}/mark-{token}"

@@ -97,7 +97,7 @@ def requirements() -> dict[str, str]:
 def spark_findings(spark: str, pyspark: str, place: Place) -> Iterator[Finding]:
     """Whether Spark's version is supported, and that of the driver's PySpark."""
     own, python = release(spark)[:3], release(pyspark)[:3]
-    if own[:2] < _LOWEST_SPARK:
+    if own < _LOWEST_SPARK:
         yield place.error("spark", f"Spark is {spark}.", "statelog needs Spark 4.0 or later.")
     elif own[:2] > _HIGHEST_SPARK:
         yield place.warning(
@@ -153,14 +153,13 @@ def _out_of_range(own: Installed, place: Place, needs: Mapping[str, str]) -> Ite
         numbers = release(version)
         if name == _SPARK or not numbers:
             continue
-        for sign, bound in _BOUND.findall(needs.get(name, "")):
-            if (numbers >= release(bound)) != (sign == ">="):
-                yield place.warning(
-                    "packages",
-                    f"{name} is {version}; statelog is made for {name}{needs[name]}.",
-                    f"Install a version in this range for {own.executable}: pip install '{name}{needs[name]}'.",
-                )
-                break
+        bounds = _BOUND.findall(needs.get(name, ""))
+        if any((numbers >= release(bound)) != (sign == ">=") for sign, bound in bounds):
+            yield place.warning(
+                "packages",
+                f"{name} is {version}; statelog is made for {name}{needs[name]}.",
+                f"Install a version in this range for {own.executable}: pip install '{name}{needs[name]}'.",
+            )
 
 
 def _different(own: Installed, place: Place, driver: Installed) -> Iterator[Finding]:
@@ -171,7 +170,7 @@ def _different(own: Installed, place: Place, driver: Installed) -> Iterator[Find
             "Run the same minor version on both sides: set PYSPARK_PYTHON (or spark.pyspark.python), or the image.",
         )
     differing = {
-        name: f"{name} {version or 'missing'} (driver: {driver.versions.get(name) or 'missing'})"
+        name: f"{name} {version} (driver: {driver.versions.get(name) or 'missing'})"
         for name, version in own.versions.items()
         if version and name not in _EXTRAS and version != driver.versions.get(name)
     }

@@ -19,6 +19,7 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 import statelog
 from tests.spark.dropin.processors import SEEN
 from tests.spark.inputs import add_file, add_json
+from tests.spark.support import start_until_idle
 
 INPUT = "key string, seq long, at_ms long, probe string"
 
@@ -158,14 +159,9 @@ class Run:
 
     def start(self, leg: Leg) -> StreamingQuery:
         """Start the query over all input that is there."""
-        return (
-            self.plan(leg.processor or self._scenario.processor)
-            .writeStream.outputMode(self._scenario.query_mode)
-            .foreachBatch(self._save)
-            .option("checkpointLocation", str(self._folder / self._engine.name))
-            .trigger(availableNow=True)
-            .start()
-        )
+        writer = self.plan(leg.processor or self._scenario.processor).writeStream.outputMode(self._scenario.query_mode)
+        checkpoint = str(self._folder / self._engine.name)
+        return start_until_idle(writer.foreachBatch(self._save).option("checkpointLocation", checkpoint))
 
     def plan(self, make: Callable[[], StatefulProcessor]) -> DataFrame:
         """The query's output, with a processor."""
