@@ -25,6 +25,7 @@ from benchmarks import (
     value_state,
     window,
     window_space,
+    write_ahead,
 )
 from benchmarks.frame import command_line
 
@@ -33,6 +34,7 @@ BENCHMARKS: Final = [
     aggregate,
     dedup,
     checkpointing,
+    write_ahead,
     state,
     reading,
     recovery,

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
@@ -180,6 +181,10 @@ class BatchSide(Side):
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
         """The query; the source has successive numbers in `value`, and the batch's time in `timestamp`."""
 
+    def writer(self, output: DataFrame) -> DataStreamWriter:
+        """The query's sink, which takes all rows and keeps none."""
+        return output.writeStream.format("noop")
+
     def checks(self) -> list[Column]:
         """Sums over the output of a batch, which Spark makes on the way to the sink."""
         return count_checks()
@@ -203,7 +208,8 @@ class BatchSide(Side):
         if not self.is_durable:
             statelog.register_store(SCHEME, DiscardingStore)
             side = dataclasses.replace(self, location=f"{SCHEME}:{directory}/dropped")
-        query = start(side.output(source, recorder), self.checks(), directory, self.output_mode)
+        output = side.output(source, recorder).observe("check", *self.checks())
+        query = start_writer(side.writer(output), directory, self.output_mode)
         progress = stop_when(query, is_over)[: self.batches_to_check]
         files.look()
         require(self.side, progress, self.expected(session))
@@ -326,8 +332,12 @@ def start(
 
     A batch begins every so many seconds, or as soon as the one before is done.
     """
-    writer = output.observe("check", *checks).writeStream.format("noop").outputMode(mode)
-    writer = writer.trigger(processingTime=f"{every_s} seconds")
+    return start_writer(output.observe("check", *checks).writeStream.format("noop"), directory, mode, every_s)
+
+
+def start_writer(writer: DataStreamWriter, directory: Path, mode: str, every_s: float = 0) -> StreamingQuery:
+    """Start a query into a sink; a batch begins every so many seconds, or as soon as the one before is done."""
+    writer = writer.outputMode(mode).trigger(processingTime=f"{every_s} seconds")
     return writer.option("checkpointLocation", f"{directory}/checkpoint").start()
 
 

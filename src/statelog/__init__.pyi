@@ -78,6 +78,7 @@ from .streams.replay import Replay, replay
 from .streams.save_restore import Restored, Savepoint, restore, savepoint
 from .streams.unkeyed import process
 from .streams.windowed import WindowedStream, late, on_time
+from .streams.write_ahead import write_ahead
 from .windows.assigners import CountWindows, SessionWindows, SlidingWindows, TumblingWindows
 from .windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
 
@@ -196,4 +197,5 @@ __all__ = [
     "stats",
     "unpin",
     "verify",
+    "write_ahead",
 ]

@@ -50,6 +50,11 @@ class OperatorConfig:
         """Whether the operator is keyed."""
         return bool(self.key_schema)
 
+    @property
+    def has_operator_state(self) -> bool:
+        """Whether the operator has state without keys; one that only stores its output has none."""
+        return not self.has_keys and bool(self.states)
+
 
 def begins_state(entries: Sequence[Entry], query_id: str, first_batch: int, is_added: Callable[[], bool]) -> bool:
     """Whether a start's first batch begins with no state of earlier batches, and an initial state counts.

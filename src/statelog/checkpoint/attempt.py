@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from statelog.checkpoint.protocol import Begin, Begun, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Begin, Begun, Kept, Reply, Request, TaskId
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
@@ -68,10 +68,13 @@ class Attempt:
         if is_turn_to_remove(task.batch, task.subtask, self.parallelism):
             remove_unused(self.local, task.batch)
 
-    def begin(self, input_rows: int, time_ms: int | None) -> Begun:
-        """Ask the coordinator for the state before the batch; `time_ms` is the batch time in the rows."""
+    def begin(self, input_rows: int, time_ms: int | None) -> Begun | None:
+        """Ask the coordinator for the state before the batch; `time_ms` is the batch time in the rows.
+
+        None if the batch's stored checkpoint stays: then nothing is to be done.
+        """
         reply = self.call(Begin(self.task, self.partition, input_rows, time_ms), b"")
-        return require_reply(reply, Begun, "begin")
+        return None if isinstance(reply, Kept) else require_reply(reply, Begun, "begin")
 
     def step(self, step: Step) -> None:
         """Tell the observer that the attempt has come to a step."""

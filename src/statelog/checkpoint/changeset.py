@@ -1,4 +1,4 @@
-"""Writes a subtask's changeset: a local run for the next batch, and the stored form for the checkpoint."""
+"""Writes a subtask's changeset: the stored form for the checkpoint, and a local run for the next batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -35,17 +35,28 @@ class Changeset:
     """Bytes of the last segment, unless it is an object too."""
 
 
-class ChangesetWriter:
-    """Writes the changes of one attempt; large ones in parts, while the batch runs.
+class Parts(Protocol):
+    """The rows that an attempt stores, as they are cut into parts."""
 
-    A part is written during the batch once its changes take `upload_part_bytes` of the options in memory, and more than
-    the coordinator's `inline_bytes`. The last part is sent with the ack if it has at most so many or no changes. As a
+    @property
+    def unstored_bytes(self) -> int:
+        """Size in memory of the rows that are in no part yet."""
+
+    def take_part(self, compression: str | None, max_bytes: int | None = None) -> tuple[bytes, int]:
+        """Encode rows that are in no part yet: all, or about so many bytes; returns also their number."""
+
+
+class PartsWriter:
+    """Stores the rows of one attempt; many rows in parts, while the batch runs.
+
+    A part is written during the batch once its rows take `upload_part_bytes` of the options in memory, and more than
+    the coordinator's `inline_bytes`. The last part is sent with the ack if it has at most so many bytes or no rows. As a
     context manager it deletes the attempt's objects if the block fails.
     """
 
-    def __init__(self, changes: BatchChanges, attempt: Attempt, begun: Begun) -> None:
+    def __init__(self, parts: Parts, attempt: Attempt, begun: Begun) -> None:
         options = attempt.options
-        self._changes = changes
+        self._parts = parts
         self._attempt = attempt
         self._begun = begun
         self._part_bytes = max(options.upload_part_bytes, begun.inline_bytes)
@@ -65,22 +76,51 @@ class ChangesetWriter:
             self._uploads.abandon()
 
     def offer(self) -> None:
-        """Upload parts while enough changes have come together; StorageError if an upload has failed."""
-        while self._changes.unstored_bytes >= self._part_bytes:
-            self._upload(*self._changes.take_part(self._attempt.options.codec, self._part_bytes))
+        """Upload parts while enough rows have come together; StorageError if an upload has failed."""
+        while self._parts.unstored_bytes >= self._part_bytes:
+            self._upload(*self._parts.take_part(self._attempt.options.codec, self._part_bytes))
+
+    def finish_parts(self, input_rows: int) -> Changeset:
+        """Write the remaining rows; `input_rows` is the number of rows that the subtask has read.
+
+        Raises StorageError if an upload has failed.
+        """
+        payload = self._last_part(input_rows)
+        self._uploads.finish()
+        return Changeset(self._segments, payload)
+
+    def _last_part(self, input_rows: int) -> bytes:
+        """Write the remaining rows; returns their bytes if they go with the ack."""
+        data, rows = self._parts.take_part(self._attempt.options.codec)
+        if len(data) <= self._begun.inline_bytes or not rows:
+            self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows))
+            return data
+        self._upload(data, rows, input_rows)
+        return b""
+
+    def _upload(self, data: bytes, rows: int, input_rows: int = 0) -> None:
+        name = f"{self._begun.upload_prefix}/{self._attempt.file_token}-{len(self._segments)}.run"
+        self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows, name))
+        self._uploads.add(name, data)
+
+    def _segment(self, checksum: bytes, length: int, rows: int, input_rows: int, name: str = "") -> SegmentRef:
+        task = self._attempt.task
+        return SegmentRef(task.subtask, task.attempt, checksum, 0, length, rows, input_rows, name)
+
+
+class ChangesetWriter(PartsWriter):
+    """Writes the changes of one attempt, for the store and for the next batch."""
+
+    def __init__(self, changes: BatchChanges, attempt: Attempt, begun: Begun) -> None:
+        super().__init__(changes, attempt, begun)
+        self._changes = changes
 
     def finish(self, local: LocalRuns, input_rows: int) -> Changeset:
         """Write the remaining changes, and the local run that the next batch starts from.
 
         `input_rows` is the number of rows that the subtask has read. Raises StorageError if an upload has failed.
         """
-        data, rows = self._changes.take_part(self._attempt.options.codec)
-        payload = b""
-        if len(data) <= self._begun.inline_bytes or not rows:
-            payload = data
-            self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows))
-        else:
-            self._upload(data, rows, input_rows)
+        payload = self._last_part(input_rows)
         written = local.write_new(self._changes.write_local, self._attempt.file_token)
         local.keep(written, self._local_run([segment.checksum for segment in self._segments]))
         self._uploads.finish()
@@ -98,15 +138,6 @@ class ChangesetWriter:
     def _local_run(self, checksums: list[bytes]) -> LocalRun:
         batch, head = self._attempt.task.batch, self._begun.head
         return LocalRun(batch, batch, head, digests.extend(head, batch, checksums))
-
-    def _upload(self, data: bytes, rows: int, input_rows: int = 0) -> None:
-        name = f"{self._begun.upload_prefix}/{self._attempt.file_token}-{len(self._segments)}.run"
-        self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows, name))
-        self._uploads.add(name, data)
-
-    def _segment(self, checksum: bytes, length: int, rows: int, input_rows: int, name: str = "") -> SegmentRef:
-        task = self._attempt.task
-        return SegmentRef(task.subtask, task.attempt, checksum, 0, length, rows, input_rows, name)
 
 
 class Uploads:

@@ -34,6 +34,7 @@ from statelog.checkpoint.protocol import (
     Fetch,
     Fetched,
     JobOutcome,
+    Kept,
     ReadProgress,
     Reply,
     TaskId,
@@ -41,14 +42,14 @@ from statelog.checkpoint.protocol import (
     Witness,
 )
 from statelog.checkpoint.query_operators import OperatorChanges
-from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
+from statelog.checkpoint.redistribution import SnapshotView, require_equal_copies, warn_of_large_snapshot
 from statelog.checkpoint.settings import Inherited, inherit
 from statelog.checkpoint.views import Views
 from statelog.clock import Clock
 from statelog.errors import FencedError, ProtocolError, StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.restore import read_segment
-from statelog.log.entry import INITIAL_BATCH, Claim
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.metrics import Measurements, RestoreMetrics, Step
@@ -111,6 +112,8 @@ class Coordinator:
         self._initial: Sequence[str] = ()
         self._start = OperatorStart(config, self._name, batch_time, changes)
         self._epoch = 0
+        self.kept_batch: int | None = None
+        """The batch of an earlier start whose checkpoint stays although Spark repeats it; None if there is none."""
         self._batch: Batch | None = None
         self._views = Views([], [], [], [])
         self._stopped: StatelogError | None = None
@@ -131,16 +134,28 @@ class Coordinator:
         """Whether the operator begins its state with this batch, if :meth:`open` comes next."""
         return first_batch == 0 or self._start.begins(self._log.read(), first_batch)
 
-    def open(self, first_batch: int, given: Mapping[int, Sequence[StoredRun]] | None = None) -> None:
+    def open(
+        self,
+        first_batch: int,
+        given: Mapping[int, Sequence[StoredRun]] | None = None,
+        *,
+        keeps: Callable[[History], bool] = lambda _: False,
+    ) -> None:
         """Claim the location for this start, and find the state before its first batch.
 
-        `given` is materialized state from before the operator's first batch, by subtask. Raises the errors of
-        :meth:`OperatorStart.admit`, and StorageError if the log cannot be read.
+        `given` is materialized state from before the operator's first batch, by subtask. `keeps` decides, once no other
+        start can write any more, whether the stored checkpoint of the first batch stays; otherwise that batch is
+        computed, again or for the first time. Raises the errors of :meth:`OperatorStart.admit`, and StorageError if the
+        log cannot be read.
         """
         started_s = self._clock.monotonic_s()
         # A start that may not use the location must not fence off the one that owns it: look before claiming.
         self._start.admit(self._log.read(), first_batch)
         entries = self._log.claim(self._make_claim)
+        if keeps(History(entries)):
+            _log.info("%s: batch %d is repeated, and its stored output is handed out again", self._name, first_batch)
+            self.kept_batch = first_batch
+            first_batch += 1
         begins = self._start.admit(entries, first_batch)
         if begins:
             initial = self._start.initial_entry(entries, first_batch, given or {}, self._log, self._new_token())
@@ -171,6 +186,12 @@ class Coordinator:
         now_ms = int(self._clock.now_s() * 1000)
         return Claim(epoch, run.query_id, run.run_id, run.uid, self._new_token(), now_ms)
 
+    def durable_checkpoint(self, batch: int) -> Checkpoint:
+        """The checkpoint of the batch that runs now; raises StateMissingError if it is not durable."""
+        with self._lock:
+            self._require_running()
+            return self._durable(batch)
+
     def handle(self, request: TaskRequest, payload: bytes) -> Reply:
         """Answer a request of a task; the errors are those of the method that does it."""
         match request:
@@ -184,7 +205,7 @@ class Coordinator:
             case Ack():
                 return self.ack(request, payload)
 
-    def begin(self, request: Begin) -> Begun:
+    def begin(self, request: Begin) -> Begun | Kept:
         """Tell a subtask that begins a batch, for the first time or again, which state it starts from.
 
         Raises FencedError if a newer start owns the location or the batch is over, StateMissingError if the checkpoint
@@ -194,6 +215,8 @@ class Coordinator:
         with self._lock:
             self._require_running()
             task = request.task
+            if self._batch is None and task.batch == self.kept_batch:
+                return Kept()
             batch = self._enter(task)
             require_own_partition(request, batch, self._config, self._name)
             batch.begun[task.attempt] = task.subtask
@@ -301,14 +324,8 @@ class Coordinator:
             self._require_running()
             batch = self._require_begun(ack.task)
             require_own_segments(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
-            if ack.last.length > LARGE_SNAPSHOT_BYTES and not self._config.has_keys:
-                _log.warning(
-                    "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that"
-                    " changes it; keep large states by key",
-                    self._name,
-                    ack.task.subtask,
-                    ack.last.length / 1e6,
-                )
+            if self._config.has_operator_state:
+                warn_of_large_snapshot(ack.last, self._name)
             self._measurements.add(ack.measured)
             accepted.unchanged_segment = self._unchanged_snapshot(ack)
             outcome = self._accept(batch, accepted)
@@ -322,9 +339,18 @@ class Coordinator:
         That happens if not all of its subtasks ran to their end.
         """
         with self._lock:
-            current = self._batch
-            if current is None or batch > current.number or (batch == current.number and current.durable is None):
-                raise incomplete_batch(batch, current, self._config.parallelism, self._name)
+            if self._batch is None or batch >= self._batch.number:
+                self._durable(batch)
+
+    def _durable(self, batch: int) -> Checkpoint:
+        current = self._batch
+        if current is None:
+            found = self.history.at(batch) if batch == self.kept_batch else None
+        else:
+            found = current.durable if batch == current.number else None
+        if found is None:
+            raise incomplete_batch(batch, current, self._config.parallelism, self._name)
+        return found
 
     def _accept(self, batch: Batch, accepted: AcceptedAck) -> JobOutcome:
         """Let an ack count, and the materialization that came with it; levels that do not count go."""

@@ -131,7 +131,10 @@ class KeyedTask:
         The last output batch follows the coordinator's reply to the ack. After a StatelogError nothing of the attempt
         counts.
         """
-        clock, view = self.attempt.clock, self._view(read)
+        begun = self.attempt.begin(len(read.rows.hashes), read.time_ms)
+        if begun is None:
+            return
+        clock, view = self.attempt.clock, self._view(begun)
         with self.attempt.local_in_use():
             restoring = Restoring(self.attempt)
             runs = self._restore(view, restoring)
@@ -157,9 +160,8 @@ class KeyedTask:
             elif materialized is not None and outcome is not JobOutcome.OPEN:
                 maintenance.materializer.end(materialized.job)
 
-    def _view(self, read: BatchInput) -> _View:
+    def _view(self, begun: Begun) -> _View:
         attempt = self.attempt
-        begun = attempt.begin(len(read.rows.hashes), read.time_ms)
         return _View(
             begun,
             within=hash_range(attempt.task.subtask, attempt.parallelism),

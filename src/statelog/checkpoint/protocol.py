@@ -93,6 +93,10 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """The sample of the input rows is written in this folder; empty if none is wanted."""
 
 
+class Kept(msgspec.Struct, frozen=True, tag="kept"):
+    """Tells a subtask that the batch's stored checkpoint and output stay as they are: there is nothing to do."""
+
+
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     """A subtask asks for the state that it lacks."""
 
@@ -252,4 +256,4 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 TaskRequest = Begin | Fetch | ReadProgress | Ack
 """What tasks of an operator ask its coordinator."""
 Request = TaskRequest | Tick | Ping
-Reply = Begun | Fetched | Acked | Ticked | Pinged | Failure
+Reply = Begun | Kept | Fetched | Acked | Ticked | Pinged | Failure

@@ -6,6 +6,7 @@ at the elements.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,8 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.states import OperatorStateMode
+
+_log: Final = logging.getLogger(__name__)
 
 LARGE_SNAPSHOT_BYTES: Final = 16 << 20
 """Above this size a subtask's operator state is larger than it was made for."""
@@ -135,6 +138,18 @@ def _view(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> Sn
         for share in shares
     ]
     return SnapshotView(snapshots, slices, True, is_redistributed)
+
+
+def warn_of_large_snapshot(snapshot: SegmentRef, name: str) -> None:
+    """Say in the log that a subtask's operator state is larger than it was made for."""
+    if snapshot.length > LARGE_SNAPSHOT_BYTES:
+        _log.warning(
+            "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that changes it;"
+            " keep large states by key",
+            name,
+            snapshot.subtask,
+            snapshot.length / 1e6,
+        )
 
 
 def require_equal_copies(copies: Sequence[Mapping[str, bytes]], name: str) -> None:

@@ -38,6 +38,8 @@ class UnkeyedTask:
         """
         attempt, task = self.attempt, self.attempt.task
         begun = attempt.begin(read.count, read.time_ms)
+        if begun is None:
+            return
         view = begun.snapshot_view
         if view is None:
             raise ProtocolError("The coordinator answered begin with another kind of state.")

@@ -98,7 +98,7 @@ class Views:
         """The views of the next batch; `batch` must be durable."""
         assert batch.durable is not None
         if self.snapshots:
-            return replace(self, snapshots=[SnapshotView([segment], None) for segment in batch.durable.segments])
+            return replace(self, snapshots=[SnapshotView(parts, None) for parts in batch.durable.by_subtask()])
         heads = [
             digests.extend(head, batch.number, [part.checksum for part in parts])
             for head, parts in zip(self.heads, batch.durable.by_subtask(), strict=True)

@@ -22,6 +22,8 @@ COMMITS: Final = "commits"
 _SOURCES: Final = "sources"
 STATE: Final = "state"
 _COPY_ATTEMPTS: Final = 3
+REWOUND: Final = "statelog-rewound"
+"""Folder for the files that a rewind moves away; Spark ignores folders whose names it does not know."""
 _SAVED_FOLDER: Final = "spark"
 
 
@@ -63,6 +65,10 @@ class SparkCheckpoint:
         """The batches, ascending, that have a file in a folder."""
         names = [name.rpartition("/")[2] for name in self.files.list(folder)]
         return sorted(int(name) for name in names if re.fullmatch(r"\d+", name))
+
+    def was_taken_back(self, batch: int) -> bool:
+        """Whether a rewind has ever taken back Spark's commit of a batch."""
+        return any(name.endswith(f"/{COMMITS}/{batch}") for name in self.files.list(REWOUND))
 
     def require_no_other_state(self) -> None:
         """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""

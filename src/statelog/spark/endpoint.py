@@ -6,9 +6,10 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -247,16 +248,32 @@ class Endpoint:
             deletes_in_background=True,
             slots=plan.session.sparkContext.defaultParallelism,
         )
+        keeps = self._keeps(plan, query, task)
         if plan.has_initial and coordinator.begins_at(task.batch):
             initial = self._require_initial(plan, task)
-            coordinator.open(task.batch, initial.runs)
-            coordinator.offer_initial_state(initial.rows)
+            coordinator.open(task.batch, initial.runs, keeps=keeps)
+            if coordinator.kept_batch is None:
+                coordinator.offer_initial_state(initial.rows)
         else:
-            coordinator.open(task.batch)
+            coordinator.open(task.batch, keeps=keeps)
         slot.run_id, slot.instance, slot.coordinator, slot.root = task.run_id, task.instance, coordinator, root
         with self._lock:  # Not earlier: if it could not be stored, every subtask must find the reason here.
             self._initial_outcomes.pop((task.run_id, plan.instance), None)
         self._close_at_end(plan, query, coordinator)
+
+    def _keeps(self, plan: OperatorPlan, query: StreamingQuery, task: TaskId) -> Callable[[History], bool]:
+        """Whether the checkpoint of a start's first batch stays: if the operator that stores the output has it.
+
+        That operator's last subtask acks after those of all others. So then they have the checkpoint, too.
+        """
+        if plan.stores_output:
+            return lambda history: _has_output(history, query, task.batch, plan.session)
+        last = next((one for one in self._plans_of(query) if one.stores_output), None)
+        if last is None:
+            return lambda _: False
+        # No start can write there any more once this one has claimed it, so all operators decide alike.
+        coordinator = self._coordinator(replace(task, uid=last.uid, instance=last.instance))
+        return lambda _: coordinator.kept_batch == task.batch
 
     def _close_at_end(self, plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator) -> None:
         def wait() -> None:
@@ -273,6 +290,14 @@ class Endpoint:
             coordinator.close()
 
         threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()
+
+
+def _has_output(history: History, query: StreamingQuery, batch: int, session: SparkSession) -> bool:
+    """Whether the newest checkpoint is that of a batch that Spark repeats by itself, not at the user's wish."""
+    latest = history.latest
+    if latest is None or latest.batch != batch or latest.batch_time_ms != internals.batch_time(query, batch).time_ms:
+        return False
+    return not open_checkpoint(internals.checkpoint_location(query), session).was_taken_back(batch)
 
 
 def _location(plan: OperatorPlan, query: StreamingQuery) -> str:

@@ -26,6 +26,16 @@ from statelog.storage.location import scheme_of
 
 _MAPS_OF_ROWS: Final = frozenset({"MapInArrow", "MapInPandas"})
 _STREAMS: Final = frozenset({"StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation"})
+_STATEFUL: Final = (
+    "Aggregate",
+    "Deduplicate",
+    "Distinct",
+    "FlatMapGroups",
+    "GlobalLimit",
+    "Join",
+    "TransformWithState",
+)
+"""Beginnings of the names of the nodes that keep state in a stream."""
 _SINKS_IN_PYTHON: Final = frozenset({"ForeachBatchSink", "PythonTable"})
 _STAGE_ATTEMPTS: Final = 4
 """Spark's spark.stage.maxConsecutiveAttempts."""
@@ -154,6 +164,16 @@ def reads_source(df: DataFrame, name: str) -> bool:
     """Whether a DataFrame reads a streaming source with this name."""
     nodes = _plan_nodes(_analyzed(df))
     return any(_class_name(node) == "StreamingRelationV2" and str(node.sourceName()) == name for node in nodes)
+
+
+def stateful_nodes(df: DataFrame) -> list[str]:
+    """The kinds of Spark's own stateful operators in a streaming DataFrame's plan."""
+    nodes = (node for node in _plan_nodes(_analyzed(df)) if node.isStreaming() and not _joins_with_batch(node))
+    return [kind for node in nodes if (kind := _class_name(node)).startswith(_STATEFUL)]
+
+
+def _joins_with_batch(node: Any) -> bool:
+    return _class_name(node) == "Join" and not all(side.isStreaming() for side in _items(node.children()))
 
 
 def streaming_sources(query: StreamingQuery) -> list[str]:

@@ -40,6 +40,8 @@ class OperatorPlan:
     """States to load before the first batch."""
     no_data_rule: NoDataRule = field(default_factory=NoDataRule)
     placement: Placement | None = None
+    stores_output: bool = False
+    """Whether the operator stores the query's output, for a sink that gets the stored rows."""
     settings: Settings = field(default_factory=dict)
     """Settings that the state of a keyed operator depends on, such as its time mode."""
 

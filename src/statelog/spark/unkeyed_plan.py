@@ -63,11 +63,11 @@ def require_broadcast_method(processor: OperatorProcessor) -> None:
 def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpec, plan: OperatorPlan) -> DataFrame:
     # mapInArrow cannot take columns whose names need quoting, so columns are renamed to their positions.
     rows = df.toDF(*[f"c{index}" for index in range(len(df.columns))])
-    rows = rows.withColumn(SUBTASK_COLUMN, subtask_of(_row_hash(rows), spec.parallelism))
+    rows = rows.withColumn(SUBTASK_COLUMN, subtask_of(row_hash(rows), spec.parallelism))
     if broadcast is not None:
         copies = broadcast.toDF(*[f"b{index}" for index in range(len(broadcast.columns))])
         everyone = F.explode(F.sequence(F.lit(0), F.lit(spec.parallelism - 1)))
-        copies = copies.withColumn(HASH_COLUMN, _row_hash(copies)).withColumn(SUBTASK_COLUMN, everyone)
+        copies = copies.withColumn(HASH_COLUMN, row_hash(copies)).withColumn(SUBTASK_COLUMN, everyone)
         copies = copies.withColumn(BROADCAST_COLUMN, F.lit(True))
         rows = rows.withColumn(BROADCAST_COLUMN, F.lit(False)).unionByName(copies, allowMissingColumns=True)
     rows = marked_rows(rows, plan)
@@ -78,7 +78,7 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpe
     return placed.mapInArrow(task_function(spec), spec.output_schema)
 
 
-def _row_hash(df: DataFrame) -> Column:
+def row_hash(df: DataFrame) -> Column:
     """A hash of all columns that Spark can hash: a repeated batch sends its rows to the same subtasks as before."""
     fields = [field for field in df.schema if not _has_variant(field.dataType)]
     if not fields:

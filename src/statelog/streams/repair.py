@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -13,11 +12,8 @@ from statelog.checkpoint.query_operators import OperatorLog
 from statelog.checkpoint.rewind_target import RewindTarget, find_target, target_at
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.log.open import open_location
-from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, SparkCheckpoint
+from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, REWOUND, SparkCheckpoint
 from statelog.spark.checkpoint_location import open_checkpoint, read_logs
-
-_ASIDE: Final = "statelog-rewound"
-"""Folder for the files that are moved away; Spark ignores folders whose names it does not know."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +160,7 @@ class StoppedFiles:
         # Spark would skip a batch.
         doomed = [f"{OFFSETS}/{offset}" for offset in reversed(self.offsets) if offset > batch + 1]
         doomed += [f"{COMMITS}/{committed}" for committed in reversed(taken_back)]
-        aside = free_folder(self.spark.files.list(_ASIDE), _ASIDE)
+        aside = free_folder(self.spark.files.list(REWOUND), REWOUND)
         if not dry_run:
             for name in doomed:
                 self.spark.files.move(name, f"{aside}/{name}")

@@ -154,6 +154,8 @@ class LocalQuery:
         self.first_batch = -1
         self.coordinator: Coordinator
         self.directory = directory
+        self.keeps: Callable[[History], bool] = lambda history: False
+        """Whether the next start keeps the stored checkpoint of its first batch; tests may replace it."""
         self.place: Callable[[int], int] = lambda subtask: 0
         """The host of a subtask's next attempt, from 0; tests may replace it. Files stay on their host."""
         self._first_host = 0
@@ -213,8 +215,8 @@ class LocalQuery:
             merge_policy=self.policy,
         )
         begins = coordinator.begins_at(first_batch)
-        coordinator.open(first_batch)
-        if begins:
+        coordinator.open(first_batch, keeps=self.keeps)
+        if begins and coordinator.kept_batch is None:
             coordinator.offer_initial_state(self._store_initial_state(store))
         self.coordinator = coordinator
 

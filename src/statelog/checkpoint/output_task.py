@@ -1,0 +1,111 @@
+"""A task that stores its input rows as the batch's output: begin, store, ack. No Spark here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.checkpoint.attempt import Attempt, require_reply
+from statelog.checkpoint.changeset import PartsWriter
+from statelog.checkpoint.protocol import Ack, Acked
+from statelog.metrics import Step
+
+_COLUMNS: Final = b"statelog columns"
+"""Key of the user's columns in a stored schema's metadata."""
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """The rows of a subtask in one batch."""
+
+    batches: list[pa.RecordBatch]
+    subtask: int
+    time_ms: int | None
+    """The batch time that the rows carry; None without rows."""
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum([batch.num_rows for batch in self.batches])
+
+
+class StoredRows:
+    """Rows on their way to the store, as Arrow IPC streams.
+
+    `columns` describes the user's columns. Each stream has it, so that a batch can be read without the query that wrote
+    it; also the one without rows.
+    """
+
+    def __init__(self, columns: str) -> None:
+        self._metadata: Mapping[bytes, bytes] = {_COLUMNS: columns.encode()}
+        self._schema = pa.schema([])
+        self._waiting: list[pa.RecordBatch] = []
+        self.unstored_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows; all batches have the same schema."""
+        self._schema = batch.schema
+        self._waiting.append(batch)
+        self.unstored_bytes += batch.nbytes
+
+    def take_part(self, compression: str | None, max_bytes: int | None = None) -> tuple[bytes, int]:
+        """As :meth:`Parts.take_part`; a part has whole batches."""
+        sink, rows, taken = pa.BufferOutputStream(), 0, 0
+        schema = self._schema.with_metadata(self._metadata)
+        with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+            while self._waiting and (max_bytes is None or taken < max_bytes):
+                batch = self._waiting.pop(0)
+                writer.write_batch(batch.replace_schema_metadata(self._metadata))
+                rows, taken = rows + batch.num_rows, taken + batch.nbytes
+        self.unstored_bytes -= taken
+        return sink.getvalue().to_pybytes(), rows
+
+
+def stored_columns(data: bytes) -> str:
+    """The description of the user's columns that a stored part has."""
+    with pa.ipc.open_stream(data) as reader:
+        return str(reader.schema.metadata[_COLUMNS].decode())
+
+
+def stored_batches(data: bytes) -> Iterator[pa.RecordBatch]:
+    """The rows of a stored part."""
+    with pa.ipc.open_stream(data) as reader:
+        for batch in reader:
+            yield batch.replace_schema_metadata(None)
+
+
+@dataclass(frozen=True)
+class OutputTask:
+    """The work of one attempt."""
+
+    attempt: Attempt
+    columns: str
+    """Describes the user's columns."""
+
+    def run(self, read: OutputRows) -> Iterator[pa.RecordBatch]:
+        """Store the rows; nothing comes out. After a StatelogError nothing of the attempt counts."""
+        attempt = self.attempt
+        begun = attempt.begin(read.count, read.time_ms)
+        if begun is None:
+            return
+        attempt.step(Step.RESTORED)
+        started_s = attempt.clock.monotonic_s()
+        rows = StoredRows(self.columns)
+        with PartsWriter(rows, attempt, begun) as writer:
+            for batch in read.batches:
+                rows.add(batch)
+                writer.offer()
+            stored = writer.finish_parts(read.count)
+        attempt.step(Step.ACKING)
+        ack = Ack(
+            task=attempt.task,
+            segments=stored.segments,
+            subtask_s=attempt.clock.monotonic_s() - started_s,
+            measured=attempt.measurements.take(),
+        )
+        require_reply(attempt.call(ack, stored.payload), Acked, "an ack")
+        attempt.step(Step.ACKED)
+        yield from ()

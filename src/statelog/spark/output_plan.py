@@ -1,0 +1,103 @@
+"""Plans the operator that stores a query's output, and hands the stored rows of each batch to the user's sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.options import Options
+from statelog.spark import internals
+from statelog.spark.endpoint import require_endpoint
+from statelog.spark.no_data import NoDataRule
+from statelog.spark.operator_plan import OperatorPlan
+from statelog.spark.output_spec import OutputSpec, output_columns, output_frame
+from statelog.spark.plan import StatelogArguments, check_arguments, marked_rows, registered, subtask_of
+from statelog.spark.shuffle import to_subtasks
+from statelog.spark.unkeyed_plan import row_hash
+from statelog.spark.worker import SUBTASK_COLUMN, task_function
+
+_NOTHING = StructType([StructField("nothing", LongType())])
+"""The operator stores its rows, and returns none."""
+
+Sink = Callable[[DataFrame, int], None]
+
+
+@dataclass(frozen=True)
+class StoredOutputSink:
+    """The function for ``foreachBatch``: has a batch's output stored, then gives the stored rows to a sink."""
+
+    sink: Sink
+    session: SparkSession
+    """The query's; a batch has a copy of it, which does not know its query."""
+    uid: str
+    columns: StructType
+    options: Options
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Take a batch; raises the errors of the query and of the sink."""
+        rows.write.format("noop").mode("append").save()
+        session = rows.sparkSession
+        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        query = internals.active_query(self.session, query_id or "")
+        _, endpoint = require_endpoint(session)
+        operators = [] if query is None else endpoint.operators_of(query)
+        for operator in operators:
+            if operator.uid != self.uid:
+                continue
+            checkpoint = operator.coordinator.durable_checkpoint(batch)
+            is_kept = operator.coordinator.kept_batch == batch
+            location, segments = operator.location, checkpoint.segments
+            columns = output_columns(location, segments[0]) if is_kept else self.columns
+            self.sink(output_frame(session, location, segments, columns, self.options), batch)
+            return
+        raise ConfigurationError(
+            "The function of write_ahead was called for a DataFrame of another query.",
+            kind=ErrorKind.STALE_DATAFRAME,
+            hint="Start the writer that statelog.write_ahead returns, without another foreachBatch.",
+        )
+
+
+def store_output(df: DataFrame, sink: Sink, own: StatelogArguments) -> tuple[DataFrame, StoredOutputSink]:
+    """Plan the operator behind a streaming DataFrame; returns its (empty) output and the function for foreachBatch."""
+    plan, _, pickled = check_arguments(df, None, _NOTHING, "append", own)
+    _require_no_state_of_sparks(df, plan.uid)
+    plan = replace(plan, no_data_rule=NoDataRule(heartbeat_ms=plan.options.heartbeat_ms), stores_output=True)
+    rows, plan, driver = registered(df, plan)
+    spec = OutputSpec(
+        uid=plan.uid,
+        instance=plan.instance,
+        parallelism=plan.parallelism,
+        columns=df.columns,
+        output_schema=_NOTHING,
+        processor=pickled,
+        options=plan.options,
+        driver=driver,
+        column_types=df.schema.json(),
+    )
+    return _operator_frame(rows, spec, plan), StoredOutputSink(sink, plan.session, plan.uid, df.schema, plan.options)
+
+
+def _operator_frame(df: DataFrame, spec: OutputSpec, plan: OperatorPlan) -> DataFrame:
+    rows = df.toDF(*[f"c{index}" for index in range(len(df.columns))])
+    rows = marked_rows(rows.withColumn(SUBTASK_COLUMN, subtask_of(row_hash(rows), spec.parallelism)), plan)
+    if plan.placement is None:
+        placed = to_subtasks(rows, spec.parallelism, F.col(SUBTASK_COLUMN))
+    else:
+        placed = plan.placement.by_subtask(rows, SUBTASK_COLUMN)
+    return placed.mapInArrow(task_function(spec), spec.output_schema)
+
+
+def _require_no_state_of_sparks(df: DataFrame, uid: str) -> None:
+    found = internals.stateful_nodes(df)
+    if found:
+        raise ConfigurationError(
+            f"operator '{uid}': write_ahead was given a DataFrame with a stateful operator of Spark's ({found[0]}).",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="When a batch is repeated its stored output is handed out again, and no operator computes it; Spark's"
+            " own state would lack the batch. Use statelog.key_by for it.",
+        )

@@ -1,0 +1,172 @@
+"""Stored output under random deaths: each batch's rows are the same in all deliveries, and agree with the state.
+
+Two operators, one behind the other: commands on keyed state, whose results the second one stores as the query's
+output. Every attempt of a batch gets other commands, as if its processor went by random numbers. So the rows that a
+sink has got tell which commands count.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statelog import Options, Step
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.attempt import Attempt
+from statelog.checkpoint.history import History
+from statelog.checkpoint.output_task import OutputRows, OutputTask, stored_batches, stored_columns
+from statelog.local.stored_reader import read_stored
+from statelog.storage import LocalStore
+from statelog.testing.query import Crash, LocalQuery, new_directory
+from tests.model.engine import Engine, Key
+
+KEYS: list[Key] = [(number, None) for number in range(4)] + [(None, "a")]
+TASK_STEPS = [Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING, Step.MATERIALIZING]
+
+
+@dataclass(frozen=True)
+class OutputOperator:
+    """Stores a query's output."""
+
+    uid: str = "output"
+
+    def config_of(self, query_id: str, run_id: str, parallelism: int) -> OperatorConfig:
+        return OperatorConfig(query_id, run_id, self.uid, parallelism, b"", [])
+
+    def split(self, data: list[Any], parallelism: int, time_ms: int) -> list[OutputRows]:
+        """Deal the rows to the subtasks, some of which get several batches, and some none."""
+        parts: list[list[pa.RecordBatch]] = [[] for _ in range(parallelism)]
+        for place, row in enumerate(data):
+            parts[place % parallelism].append(pa.record_batch({"c0": [json.dumps(row)]}))
+        return [OutputRows(batches, subtask, time_ms if batches else None) for subtask, batches in enumerate(parts)]
+
+    def task(self, attempt: Attempt) -> OutputTask:
+        return OutputTask(attempt, "columns")
+
+    def initial_objects(self, parallelism: int) -> list[bytes]:
+        return []
+
+
+class Death(Exception):
+    """The driver dies while the sink has the batch."""
+
+
+class Story:
+    """A query of both operators, which dies and goes on as a seed says."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        inline = self.random.choice([0, 100, 8 << 20])
+        merging = self.random.choice(["across", "within", "off"])
+        self.engine = Engine(
+            directory / "keyed", lambda key: hash(key) % 2**64, file_merging=merging, inline_budget_bytes=inline
+        )
+        options = Options(
+            file_merging=merging,
+            inline_budget_bytes=inline,
+            orphan_min_age_s=0,
+            upload_part_bytes=200,
+            retained_checkpoints=2,
+        )
+        self.output = LocalQuery(OutputOperator(), directory / "output", options)
+        self.output.times = self.engine.times
+        self.batch = 0
+        self.values: dict[Key, Any] = {}
+        self.kept = 0
+        self.deliveries: list[Any] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start the query as a new driver does, with any parallelism, on the same hosts or on others."""
+
+        def has_output(history: History) -> bool:
+            return history.latest is not None and history.latest.batch == self.batch
+
+        self.output.keeps = has_output
+        self.output.start(self.random.randint(1, 3), self.batch, keep_local=self.random.random() < 0.5)
+        keeps = self.output.coordinator.kept_batch == self.batch
+        self.kept += keeps
+        self.engine.keeps = lambda _: keeps
+        self.engine.start(self.random.randint(1, 3), self.batch, keep_local=self.random.random() < 0.5)
+
+    def run(self, batches: int) -> None:
+        """Run batches, each until Spark commits it."""
+        for _ in range(batches):
+            self.deliveries = []
+            while True:
+                self._arm()
+                try:
+                    self._attempt()
+                except (Crash, Death):
+                    self.start()
+                else:
+                    break
+            self.batch += 1
+
+    def stop(self) -> None:
+        """Stop the query in good order."""
+        for query in (self.engine, self.output):
+            query.coordinator.close()
+            query.release()
+
+    def _arm(self) -> None:
+        for query in (self.engine, self.output):
+            step = self.random.choice([None, None, None, Step.LAST_ACK, Step.DURABLE, *TASK_STEPS])
+            query.crash_point.arm(step)
+
+    def _attempt(self) -> None:
+        commands = [(key, ("set", self.random.randrange(1000))) for key in KEYS if self.random.random() < 0.7]
+        reads = [(key, ("read",)) for key, _ in commands]
+        rows: list[Any] = []
+        for subtask, part in enumerate(self.engine.parts([*reads, *commands, *reads])):
+            rows += self.engine.run_commands(self.batch, subtask, part)
+        for subtask, own in enumerate(self.output.operator.split(rows, self.output.parallelism, 1000 + self.batch)):
+            assert self.output.run_subtask(self.batch, subtask, own) == []
+        if self.random.random() < 0.2:
+            raise Death
+        self._deliver(sorted(self._stored()))
+        if self.random.random() < 0.2:
+            raise Death
+
+    def _stored(self) -> Iterator[str]:
+        checkpoint = self.output.coordinator.durable_checkpoint(self.batch)
+        store = LocalStore(self.output.location)
+        for segment in checkpoint.segments:
+            data = read_stored(store, segment, "output")
+            assert stored_columns(data) == "columns"
+            yield from [row for batch in stored_batches(data) for row in batch.column(0).to_pylist()]
+
+    def _deliver(self, rows: list[str]) -> None:
+        """The sink gets the rows: the same as before, and those that the state leads to and comes from."""
+        if self.deliveries:
+            assert rows == self.deliveries[0]
+        else:
+            reads: dict[Key, list[Any]] = defaultdict(list)
+            for key, read in map(json.loads, rows):
+                reads[tuple(key)] += [] if read is None else [read[0]]
+            for key, values in reads.items():
+                values.remove(self.values.get(key))  # the state before the batch is that of the rows before it
+                [self.values[key]] = values
+        self.deliveries.append(rows)
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 200), marks=pytest.mark.extended)], ids=str)
+def test_every_delivery_of_a_batch_is_the_same(seeds: range) -> None:
+    kept = 0
+    for seed in seeds:
+        directory = new_directory()
+        story = Story(directory, seed)
+        story.run(8)
+        story.stop()
+        shutil.rmtree(directory)
+        kept += story.kept
+    assert kept >= len(seeds) // 2, "hardly any batch was repeated after its output was stored"
