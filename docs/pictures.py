@@ -111,7 +111,8 @@ def materialization() -> Picture:
     picture.box(16, 44, 150, 52, "base", "base", "as of batch 4")
     for place, batch in enumerate(range(5, 10)):
         picture.box(182 + 92 * place, 44, 80, 52, "changes", "changes", f"of batch {batch}")
-    picture.text(648, 74, "a restart reads all")
+    picture.text(650, 66, "a restart")
+    picture.text(650, 82, "reads all of it")
     picture.text(16, 146, "Materialized, at batch 11", "strong")
     picture.box(16, 162, 150, 52, "base", "base", "as of batch 4")
     picture.box(182, 162, 264, 52, "base", "second level:", "batches 5 to 7, merged")
