@@ -80,9 +80,3 @@ def _words(name: str) -> list[str]:
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`", page.read_text())
     assert not [name for name in named if not (SOURCE / name).exists() and not (REPOSITORY / name).exists()]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-    assert not [link for link in links if not (page.parent / link).exists()]
