@@ -34,7 +34,7 @@ def draw_timeline(runs: list[Run]) -> Figure:
     durations.set(title="checkpoints, ms", xlabel="seconds since the first start", yscale="log")
     durations.plot([], [], ".", color="C1", label="last ack received to entry durable")
     durations.plot([], [], ".", color="C2", label="slowest subtask: user code done to ack sent")
-    durations.legend(frameon=False, loc="upper left")
+    durations.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.2), ncols=2)
     _mark(runs, rates, durations)
     return figure
 
