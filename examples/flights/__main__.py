@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from examples.flights.data import DAYS, write_days
+from examples.flights.pictures import write_timeline
 from examples.flights.report import Report, make_report, print_report
 from examples.flights.supervisor import JobFailedError, Kill, Run, plan_runs, run_module, supervise
 from examples.flights.telemetry import Event
@@ -33,12 +34,15 @@ class Demo:
         An empty directory.
     files_per_batch : int
         How many days a batch reads.
+    pictures : Path
+        A folder that gets the pictures.
     console : Console
         Where the progress is shown.
     """
 
-    def __init__(self, directory: Path, files_per_batch: int, console: Console) -> None:
+    def __init__(self, directory: Path, files_per_batch: int, pictures: Path, console: Console) -> None:
         self._directory = directory
+        self._pictures = pictures
         self._files_per_batch = files_per_batch
         self._console = console
         self._flights = directory / "flights"
@@ -69,6 +73,7 @@ class Demo:
             task = progress.add_task("comparing with a batch query", total=None)
             aircraft, differences = self._compare()
             progress.update(task, total=1, completed=1)
+        self._draw(runs)
         return make_report(
             runs,
             self._checkpoint / "statelog",
@@ -108,6 +113,10 @@ class Demo:
             on_kill=on_kill,
         )
 
+    def _draw(self, runs: list[Run]) -> None:
+        """Make what can be looked at after the demo, while the query's checkpoint is still there."""
+        self._console.print(f"picture: {write_timeline(runs, self._pictures)}", soft_wrap=True, highlight=False)
+
     def _compare(self) -> tuple[int, list[str]]:
         result = self._directory / "comparison.json"
         command = ["examples.flights.compare", "--flights", self._flights, "--histories", self._histories]
@@ -131,10 +140,24 @@ class Demo:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the demo makes its directory; the default is the system's place for temporary files.",
 )
+@click.option(
+    "--pictures",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build/demo"),
+    show_default=True,
+    help="Folder that gets the pictures.",
+)
 @click.option("--keep", is_flag=True, help="Do not remove the demo's directory at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of tables.")
 def main(
-    days: int, files_per_batch: int, seed: int, no_kill: bool, work_dir: Path | None, keep: bool, as_json: bool
+    days: int,
+    files_per_batch: int,
+    seed: int,
+    no_kill: bool,
+    work_dir: Path | None,
+    pictures: Path,
+    keep: bool,
+    as_json: bool,
 ) -> None:
     """Keep the history of every aircraft that left New York in 2013, and kill the job while it does.
 
@@ -149,7 +172,7 @@ def main(
     if work_dir is not None:
         work_dir.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="statelog-flights-", dir=work_dir)).resolve()
-    demo = Demo(directory, files_per_batch, console)
+    demo = Demo(directory, files_per_batch, pictures.resolve(), console)
     try:
         report = demo.run(days, runs)
     except JobFailedError as error:

@@ -55,7 +55,7 @@ class Telemetry(statelog.Observer):
 
 
 class BatchListener(StreamingQueryListener):
-    """Writes down how long Spark's batches take.
+    """Writes down how long Spark's batches take, and how many rows they have.
 
     Parameters
     ----------
@@ -73,7 +73,8 @@ class BatchListener(StreamingQueryListener):
         progress = event.progress
         if progress.numInputRows:
             seconds = progress.durationMs["triggerExecution"] / 1000
-            _write(self._path, "batch", {"batch": progress.batchId, "batch_s": seconds})
+            fields = {"batch": progress.batchId, "batch_s": seconds, "rows": progress.numInputRows}
+            _write(self._path, "batch", fields)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass

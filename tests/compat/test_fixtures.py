@@ -62,24 +62,33 @@ def write(directory: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("parallelism", [1, 3, 4])
-def test_fixture_is_read(fixture: Path, table: str, parallelism: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("table", "parallelism"), [("runs", 1), *((table, n) for table in TABLES for n in (3, 4))])
+def test_fixture_is_read_and_goes_on(fixture: Path, table: str, parallelism: int, tmp_path: Path) -> None:
     shutil.copytree(fixture, tmp_path / "location")
     engine = Engine(tmp_path, fixture_hash, table=table, file_merging="auto")
-    engine.start(parallelism, len(SCRIPT))
-    model = expected()
+    model, batch = expected(), len(SCRIPT)
+    engine.start(parallelism, batch)
+    run_and_compare(engine, batch, [(key, ("read",)) for key in KEYS], model)
+    run_and_compare(engine, batch + 1, [(key, ("append", "later")) for key in KEYS], model)
+    engine.coordinator.close()
+    engine.start(2, batch + 2)
+    run_and_compare(engine, batch + 2, [(key, ("read",)) for key in KEYS], model)
+
+
+def run_and_compare(engine: Engine, batch: int, rows: list[tuple[Key, Command]], model: Model) -> None:
+    """Run a batch, and compare what it returns with the model."""
     found = [
         output
-        for subtask, part in enumerate(engine.parts([(key, ("read",)) for key in KEYS]))
-        for output in engine.run_commands(len(SCRIPT), subtask, part)
+        for subtask, part in enumerate(engine.parts(rows))
+        for output in engine.run_commands(batch, subtask, part)
     ]
-    wanted = [[list(key), model.run(key, ("read",))] for key in KEYS]
+    wanted = [[list(key), model.run(key, command)] for key, command in rows]
     assert sorted(found, key=json.dumps) == sorted(wanted, key=json.dumps)
 
 
 def test_every_form_has_a_fixture() -> None:
-    assert {path.name for path in FIXTURES.iterdir()} >= {"v1-within", "v2-across", "v2-within", "v2-materialized"}
+    names = {"v1-within", "v2-across", "v2-within", "v2-materialized", "log2-across", "log2-materialized"}
+    assert {path.name for path in FIXTURES.iterdir()} >= names
 
 
 if __name__ == "__main__":

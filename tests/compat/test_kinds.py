@@ -1,4 +1,4 @@
-"""A location with timers, TTL, reducing and aggregating states and a deleted one, as version 2 of runs stores them.
+"""A location with timers, TTL, reducing and aggregating states and a deleted one, by versions 1 and 2 of the log.
 
 ``python -m tests.compat.test_kinds NAME`` writes the fixture of a new version; a fixture is never changed.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import AggregateFunction, Options, Ttl
-from statelog.checkpoint.batch import BatchTime
 from statelog.testing import Harness
-from statelog.testing.harness import HarnessSnapshot
+from tests.compat.stored import read_query, write_query
 
 FIXTURES = Path(__file__).parent / "kinds"
 BATCHES_MS = [1_000, 2_000, 3_000, 4_000]
@@ -87,26 +85,15 @@ def write(directory: Path) -> None:
         harness.restart(3, processor=Kinds(deletes=True))
         harness.push([("a", 7)], BATCHES_MS[2])
         harness.push([], BATCHES_MS[3])
-        snapshot = harness.snapshot().query
-    for name, data in snapshot.objects.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_bytes(data)
-    (directory / "query-id").write_text(snapshot.query_id)
-
-
-def read(directory: Path) -> HarnessSnapshot:
-    with make_harness() as harness:
-        blank = harness.snapshot()
-    objects = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    query_id = objects.pop("query-id").decode()
-    times = {batch: BatchTime(time_ms, 0) for batch, time_ms in enumerate(BATCHES_MS)}
-    return replace(blank, query=replace(blank.query, query_id=query_id, next_batch=4, times=times, objects=objects))
+        write_query(directory, harness)
 
 
 @pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
 @pytest.mark.parametrize("parallelism", [1, 3, 4])
 def test_fixture_is_read(fixture: Path, parallelism: int) -> None:
-    with Harness.restore(read(fixture), Kinds(deletes=True), parallelism=parallelism) as harness:
+    with Harness.restore(
+        read_query(fixture, make_harness(), BATCHES_MS), Kinds(deletes=True), parallelism=parallelism
+    ) as harness:
         assert harness.map("brief", "a") == {(7,): (7,)}
         assert harness.map("brief", "b") == {}
         assert [harness.value("most", key) for key in ("a", "b", (None,))] == [(7,), (9,), (8,)]

@@ -1,5 +1,6 @@
-"""Aggregates in windows as earlier versions stored them; ``rows`` was written when they took in a row at a time.
+"""Aggregates in windows as earlier versions stored them.
 
+``rows`` was written when they took in a row at a time, ``columns`` when they took columns.
 ``python -m tests.compat.test_windows NAME`` writes the fixture of a new version; a fixture is never changed.
 """
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +17,10 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 import statelog
-from statelog.checkpoint.batch import BatchTime
 from statelog.convert.times import TimeMode
 from statelog.testing import Harness
-from statelog.testing.harness import HarnessSnapshot
 from statelog.windows.build import WindowDefinition, WindowPlan
+from tests.compat.stored import read_query, write_query
 
 FIXTURES: Final = Path(__file__).parent / "windows"
 INPUT: Final = StructType(
@@ -37,7 +36,7 @@ FIRST: Final = [("a", 1), ("a", 5), ("a", 12), ("a", 33), ("b", 40)]
 SECOND: Final = [("a", 3), ("a", 14), ("a", 38), ("a", 60)]
 
 
-def plan(windows: str) -> WindowPlan:
+def definition(windows: str) -> WindowDefinition:
     has_time = windows != "count"
     return WindowDefinition(
         INPUT,
@@ -46,7 +45,11 @@ def plan(windows: str) -> WindowPlan:
         WINDOWS[windows],
         TimeMode.EVENT_TIME if has_time else TimeMode.NONE,
         "time" if has_time else None,
-    ).aggregated(
+    )
+
+
+def plan(windows: str) -> WindowPlan:
+    return definition(windows).aggregated(
         [
             statelog.Count(),
             statelog.Sum("value"),
@@ -59,8 +62,8 @@ def plan(windows: str) -> WindowPlan:
     )
 
 
-def make_harness(windows: str) -> Harness:
-    made = plan(windows)
+def make_harness(windows: str, made: WindowPlan | None = None) -> Harness:
+    made = made or plan(windows)
     return Harness(
         made.operator,
         input=INPUT,
@@ -80,23 +83,10 @@ def write(directory: Path) -> None:
     for windows in WINDOWS:
         with make_harness(windows) as harness:
             harness.push(rows_at(FIRST), 1_000)
-            snapshot = harness.snapshot().query
-        for name, data in snapshot.objects.items():
-            (directory / windows / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / windows / name).write_bytes(data)
-        (directory / windows / "query-id").write_text(snapshot.query_id)
+            write_query(directory / windows, harness)
 
 
-def read(directory: Path, windows: str) -> HarnessSnapshot:
-    with make_harness(windows) as harness:
-        blank = harness.snapshot()
-    objects = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    query_id = objects.pop("query-id").decode()
-    times = {0: BatchTime(1_000, 0)}
-    return replace(blank, query=replace(blank.query, query_id=query_id, next_batch=1, times=times, objects=objects))
-
-
-def _in_windows(windows: str) -> list[list[int]]:
+def in_windows(windows: str) -> list[list[int]]:
     """The values of each window that ends after the first batch, by hand."""
     if windows == "count":
         return [[33, 3, 14]]
@@ -136,7 +126,7 @@ def test_windows_of_a_fixture_are_read_without_the_query(fixture: Path, windows:
 @pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_fixture_is_read(fixture: Path, windows: str, parallelism: int) -> None:
-    snapshot = read(fixture / windows, windows)
+    snapshot = read_query(fixture / windows, make_harness(windows), [1_000])
     with Harness.restore(snapshot, plan(windows).operator, parallelism=parallelism) as harness:
         found = harness.push(rows_at(SECOND), 2_000)
         found += [] if windows == "count" else harness.advanceWatermark(1_000)
@@ -152,10 +142,14 @@ def test_fixture_is_read(fixture: Path, windows: str, parallelism: int) -> None:
                 sorted(values),
                 last(values),
             )
-            for values in _in_windows(windows)
+            for values in in_windows(windows)
         ),
         key=str,
     )
+
+
+def test_both_forms_have_a_fixture() -> None:
+    assert {path.name for path in FIXTURES.iterdir()} >= {"rows", "columns"}
 
 
 if __name__ == "__main__":

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import re
 import subprocess
 import sys
 import tarfile
-import tomllib
-import venv
 import zipfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
-REPOSITORY = Path(__file__).parents[2]
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+from tests.packaging.environment import EXTRAS, PROJECT, REPOSITORY, Environment, name_of, pinned
 
 USE = """
 import sys
@@ -79,46 +73,38 @@ def test_the_source_distribution_builds_the_same_wheel(distributions: Path, tmp_
 
 def test_the_wheel_works_with_what_it_declares_alone(distributions: Path, tmp_path: Path) -> None:
     [wheel] = distributions.glob("*.whl")
-    environment = tmp_path / "environment"
-    venv.create(environment, with_pip=False, symlinks=True)
-    bin_ = environment / "bin"
-    [packages] = environment.glob("lib/python*/site-packages")
-    extras = PROJECT["project"]["optional-dependencies"]
-    needed = _needed(PROJECT["project"]["dependencies"])
-    for distribution in needed:
-        _link(metadata.distribution(distribution), packages)
-    pip = [sys.executable, "-m", "pip", "--python", str(bin_ / "python"), "--disable-pip-version-check"]
-    _run(*pip, "install", "--no-index", "--no-deps", str(wheel))
-
-    python = str(bin_ / "python")
+    environment = Environment(tmp_path / "environment")
+    python = environment.python
+    needed = environment.link(PROJECT["project"]["dependencies"])
+    _run(*environment.install(wheel))
     assert "pyspark" not in needed, "pip would put another Spark over a platform's own"
     assert _run(python, "-c", "import statelog; print(statelog.Options().table)") == "runs\n"
     done = subprocess.run(
         [python, "-c", "import statelog; statelog.key_by"], capture_output=True, text=True, check=False
     )
     assert "ModuleNotFoundError: statelog.key_by needs PySpark" in done.stderr
-    for distribution in _needed(extras["spark"]) - needed:
-        _link(metadata.distribution(distribution), packages)
-    needed |= _needed(extras["spark"])
+    environment.link(EXTRAS["spark"])
     assert _run(python, "-c", USE, cwd=tmp_path) == "\n"
-    done = subprocess.run([bin_ / "statelog", "--help"], capture_output=True, text=True, check=False)
+    done = subprocess.run([environment.bin / "statelog", "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, "statelog[cli]" in done.stderr) == (1, True)
-    for distribution in _needed(extras["cli"]) - needed:
-        _link(metadata.distribution(distribution), packages)
-    for command in ([bin_ / "statelog"], [bin_ / "python", "-m", "statelog"]):
+    environment.link(EXTRAS["cli"])
+    for command in ([environment.bin / "statelog"], [python, "-m", "statelog"]):
         done = subprocess.run([*command, "ls", tmp_path], capture_output=True, text=True, check=False)
         assert (done.returncode, "holds no state" in done.stderr) == (1, True)
 
 
 def test_every_development_dependency_is_pinned() -> None:
     groups = PROJECT["dependency-groups"]
-    for group, pins in (("dev", "dev.txt"), ("mutate", "mutate.txt")):
-        pinned = set(re.findall(r"^([a-z0-9-]+)==", (REPOSITORY / "requirements" / pins).read_text(), re.MULTILINE))
-        assert {_name(requirement) for requirement in _members(groups, group)} <= pinned
-    extras = itertools.chain.from_iterable(PROJECT["project"]["optional-dependencies"].values())
-    declared = [*PROJECT["project"]["dependencies"], *extras]
-    pinned = set(re.findall(r"^([a-z0-9-]+)==", (REPOSITORY / "requirements/dev.txt").read_text(), re.MULTILINE))
-    assert {_name(requirement) for requirement in declared} <= pinned
+    for group in ("dev", "mutate", "release"):
+        assert {name_of(requirement) for requirement in _members(groups, group)} <= pinned(f"{group}.txt").keys()
+    declared = [*PROJECT["project"]["dependencies"], *itertools.chain.from_iterable(EXTRAS.values())]
+    assert {name_of(requirement) for requirement in declared} <= pinned("dev.txt").keys()
+
+
+def test_groups_that_are_installed_together_pin_the_same_versions() -> None:
+    for file in ("mutate.txt", "release.txt"):
+        pins = pinned("dev.txt")
+        assert not [name for name, version in pinned(file).items() if pins.get(name, version) != version]
 
 
 def _members(groups: dict[str, list[str | dict[str, str]]], name: str) -> Iterator[str]:
@@ -127,31 +113,6 @@ def _members(groups: dict[str, list[str | dict[str, str]]], name: str) -> Iterat
             yield member
         else:
             yield from _members(groups, member["include-group"])
-
-
-def _name(requirement: str) -> str:
-    return re.sub(r"[-_.]+", "-", Requirement(requirement).name).lower()
-
-
-def _needed(requirements: list[str]) -> set[str]:
-    """The distributions of some requirements, and those that they declare, without extras."""
-    found: set[str] = set()
-    declared = [Requirement(line) for line in requirements]
-    while declared:
-        requirement = declared.pop()
-        name = _name(str(requirement))
-        if name in found or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        found.add(name)
-        declared += [Requirement(line) for line in metadata.distribution(name).requires or ()]
-    return found
-
-
-def _link(distribution: metadata.Distribution, packages: Path) -> None:
-    """Let an environment have an installed distribution, without copying it."""
-    tops = {file.parts[0] for file in distribution.files or () if not file.parts[0].startswith((".", "_"))}
-    for top in tops - {"bin"}:
-        (packages / top).symlink_to(str(distribution.locate_file(top)))
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:

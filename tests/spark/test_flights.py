@@ -8,10 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.lines import Line2D
 
 from examples.flights.compare import History, differences
-from examples.flights.supervisor import JobFailedError, Run, plan_runs, supervise
+from examples.flights.pictures import draw_timeline
+from examples.flights.supervisor import JobFailedError, Kill, Run, Target, plan_runs, supervise
+from statelog import Step
 
 REPOSITORY = Path(__file__).parents[2]
 DAYS = 8
@@ -27,7 +31,8 @@ def test_demo_survives_its_kills(tmp_path: Path) -> None:
 
     first_days = flights[(flights.month == 1) & (flights.day <= DAYS)]
     aircraft = first_days.tailnum.nunique(dropna=False)
-    options = ["--days", str(DAYS), "--files-per-batch", "1", "--work-dir", str(tmp_path)]
+    work, pictures = tmp_path / "work", tmp_path / "pictures"
+    options = ["--days", str(DAYS), "--files-per-batch", "1", "--work-dir", str(work), "--pictures", str(pictures)]
     demo = subprocess.Popen(
         [sys.executable, "-m", "examples.flights", *options],
         cwd=REPOSITORY,
@@ -45,7 +50,9 @@ def test_demo_survives_its_kills(tmp_path: Path) -> None:
     assert f"{aircraft:,} aircraft compared with a plain Spark batch query: all equal" in tables
     for target in ("Python worker", "Python driver", "JVM"):
         assert f"killed the {target} in batch" in progress
-    assert list(tmp_path.iterdir()) == []
+        assert f"{target} killed" in (pictures / "timeline.svg").read_text()
+    assert f"picture: {pictures}/timeline.svg" in progress
+    assert list(work.iterdir()) == []
 
 
 def test_comparison_ignores_the_order_of_rows_and_entries() -> None:
@@ -87,6 +94,29 @@ def test_comparison_finds_missing_and_repeated_rows(streamed: list[History], fin
 def test_kills_are_in_different_batches(batches: int, seed: int) -> None:
     planned = [kill.batch for run in plan_runs(batches, seed) for kill in run.kills]
     assert 0 < planned[0] < planned[1] < planned[2] < batches
+
+
+def test_timeline_shows_batches_checkpoints_and_kills() -> None:
+    kill = Kill(Target.DRIVER, Step.DURABLE, 1)
+    checkpoint = {"event": "checkpoint", "at_s": 105.0, "commit_s": 0.002, "subtask_s": 0.01}
+    runs = [
+        Run(
+            2, [kill], 100.0, {kill: 110.0}, [{"event": "batch", "at_s": 104.0, "rows": 60, "batch_s": 2.0}, checkpoint]
+        ),
+        Run(3, [], 112.0, {}, [{"event": "batch", "at_s": 120.0, "rows": 50, "batch_s": 0.5}]),
+    ]
+    rates, durations = draw_timeline(runs).axes
+    assert [points(line) for line in rates.lines if not line.get_gid()] == [[[4.0, 30.0]], [[20.0, 100.0]]]
+    assert [points(line) for line in durations.lines[:2]] == [[[5.0, 2.0]], [[5.0, 10.0]]]
+    for axes in (rates, durations):
+        marked = [(line.get_gid(), points(line)[0][0]) for line in axes.lines if line.get_gid()]
+        assert marked == [("start", 0.0), ("kill", 10.0), ("start", 12.0)]
+
+
+def points(line: Line2D) -> list[list[float]]:
+    """The coordinates of a line."""
+    found: list[list[float]] = np.asarray(line.get_xydata()).tolist()
+    return found
 
 
 def test_job_that_fails_by_itself_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""Locations of unkeyed operators, as each version of the log has stored their snapshots.
+
+``python -m tests.compat.test_operator_state NAME`` writes the fixture of a new version; a fixture is never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from statelog import Options
+from statelog.testing import Harness
+from tests.compat.stored import read_query, write_query
+from tests.compat.test_savepoints import Collect
+
+FIXTURES: Final = Path(__file__).parent / "operators"
+TIMES_MS: Final = [1_000, 2_000, 3_000]
+WORDS: Final = ["a", "b", "c", "d", "e"]
+
+
+BUDGETS: Final = {"inline": 1_000_000, "uploaded": 0}
+
+
+def make_harness(form: str = "inline") -> Harness:
+    return Harness(
+        Collect(),
+        input="word string",
+        output="json string",
+        broadcast="name string, n long",
+        parallelism=2,
+        options=Options(file_merging="within", inline_budget_bytes=BUDGETS[form]),
+    )
+
+
+def write(directory: Path, form: str) -> None:
+    """Write the fixture: two starts, a change of parallelism, and a batch without changes."""
+    with make_harness(form) as harness:
+        harness.push([(word,) for word in WORDS[:4]], TIMES_MS[0], broadcast=[("x", 1)])
+        harness.push([], TIMES_MS[1])
+        harness.restart(3)
+        harness.push([(word,) for word in WORDS[4:]], TIMES_MS[2], broadcast=[("y", 2)])
+        write_query(directory, harness)
+
+
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_state_is_dealt_out_and_goes_on(fixture: Path, parallelism: int) -> None:
+    snapshot = read_query(fixture, make_harness(), TIMES_MS)
+    with Harness.restore(snapshot, Collect(), parallelism=parallelism) as harness:
+        require_words(harness, [], WORDS, {"x": 1, "y": 2}, parallelism)
+        require_words(harness, ["f"], [*WORDS, "f"], {"x": 1, "y": 2, "f": 0}, parallelism)
+        harness.restart(2)
+        require_words(harness, [], [*WORDS, "f"], {"x": 1, "y": 2, "f": 0}, 2)
+
+
+def require_words(harness: Harness, new: list[str], words: list[str], rules: dict[str, int], parallelism: int) -> None:
+    """Push words, each of them as a rule, too, and look at the state of all subtasks."""
+    found = [json.loads(row.json) for row in harness.push([(word,) for word in new], broadcast=[(n, 0) for n in new])]
+    assert len(found) == parallelism
+    assert sorted(word for own, _, _ in found for word in own) == words
+    assert {word for _, union, _ in found for word in union} == set(words)
+    assert all(each == rules for _, _, each in found)
+
+
+def test_every_version_of_the_log_has_a_fixture() -> None:
+    assert {path.name for path in FIXTURES.iterdir()} >= {
+        f"{log}-{form}" for log in ("log1", "log2") for form in BUDGETS
+    }
+
+
+if __name__ == "__main__":
+    for form in BUDGETS:
+        write(FIXTURES / f"{sys.argv[1]}-{form}", form)
