@@ -36,6 +36,7 @@ from statelog.metrics import Measurements
 from statelog.runs import digests
 from statelog.runs.schema import StateDescriptor, StateKind, encode_schema
 from statelog.spark.rpc import RpcClient, RpcServer
+from statelog.spark.rpc_tls import new_identity
 from statelog.storage import open_store
 
 _TENTH: Final = 0.1
@@ -55,7 +56,9 @@ class Settings:
     subtasks: tuple[int, ...] = option((2, 64), "One run for each number of subtasks.", click.IntRange(1, 32_768))
     changeset_bytes: int = option(10_000, "Of every subtask.")
     total_bytes: int = option(0, "Of all subtasks together, instead; 0 is not.", NOT_NEGATIVE)
-    calls: str = option("rpc", "Call over TCP, as tasks do, or directly.", click.Choice(["rpc", "direct"]))
+    calls: str = option(
+        "rpc", "Call over TCP or TLS, as tasks do, or directly.", click.Choice(["rpc", "tls", "direct"])
+    )
     fresh_every: int = option(
         0, "Use a fresh location every so many checkpoints and delete the old one; 0 is never.", NOT_NEGATIVE
     )
@@ -179,10 +182,10 @@ class CommitSide(Side):
             coordinator = self._coordinator(location, times)
             coordinator.open(0)
             call: Callable[[Request, bytes], Reply] = partial(_handle, coordinator)
-            if self.calls == "rpc":
-                secret = os.urandom(32)
-                server = RpcServer("127.0.0.1", 0, secret, call)
-                call = RpcClient("127.0.0.1", server.port, secret).call
+            if self.calls != "direct":
+                secret, identity = os.urandom(32), new_identity() if self.calls == "tls" else None
+                server = RpcServer("127.0.0.1", 0, secret, call, identity=identity)
+                call = RpcClient("127.0.0.1", server.port, secret, certificate=server.certificate).call
             for batch in range(number):
                 if batch == max(1, number // 100) and not rss_before_bytes:
                     rss_before_bytes = _rss_bytes()

@@ -361,7 +361,7 @@ class TestGrowth:
 
 
 @pytest.mark.parametrize(
-    ("file_merging", "calls", "files"), [("across", "rpc", 1), ("across", "direct", 1), ("within", "rpc", 5)]
+    ("file_merging", "calls", "files"), [("across", "rpc", 1), ("across", "direct", 1), ("within", "tls", 5)]
 )
 def test_commit_measures_real_checkpoints(file_merging: str, calls: str, files: int, tmp_path: Path) -> None:
     settings = commit.Settings(

@@ -245,7 +245,7 @@ def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path, mo
     # clock's process at once and taking each other's answers: a batch must plan it once, however slow it is.
     planned = tmp_path / "planned"
 
-    def slow_source(host: str, port: int, secret: bytes) -> type[DataSource]:
+    def slow_source(host: str, port: int, secret: bytes, certificate: bytes) -> type[DataSource]:
         class SlowReader(ClockReader):
             def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
                 with planned.open("a") as lines:
@@ -253,7 +253,7 @@ def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path, mo
                 time.sleep(0.5)
                 return super().partitions(start, end)
 
-        class SlowSource(source_class(host, port, secret)):  # type: ignore[misc]  # a class made by a function
+        class SlowSource(source_class(host, port, secret, certificate)):  # type: ignore[misc]  # a class made by a function
             def streamReader(self, schema: Any) -> DataSourceStreamReader:
                 return SlowReader(host, port, secret)
 

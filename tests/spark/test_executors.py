@@ -1,5 +1,7 @@
 """Three executors, of which some are killed: where subtasks run, what they fetch, and that nothing is lost.
 
+Spark's network encryption is on.
+
 One application tells the whole story (``tests/spark/jobs/executors.py``), because executors take long to start; the
 tests read what happened. What a session without executors can show is tested in the shared one.
 """
@@ -178,6 +180,12 @@ def test_the_doctor_asks_every_executor(told: Told) -> None:
         == {one["where"] for one in found if one["check"] == "location" and one["where"] != "driver"}
     )
     assert not (told.job.root.parent / "doctor").exists()
+
+
+def test_the_calls_of_all_this_were_encrypted(told: Told) -> None:
+    assert told["encrypts"], "a server with a certificate takes no calls in clear"
+    [found] = [one["found"] for one in told.text["findings"] if one["check"] == "encryption"]
+    assert "Tasks call the driver with TLS" in found
 
 
 # ---- Without executors ----

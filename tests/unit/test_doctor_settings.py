@@ -60,11 +60,10 @@ def test_good_settings_are_ok(conf: dict[str, str]) -> None:
         ("spark.shuffle.reduceLocality.enabled", "true", "placement", "warning", "reduceLocality.enabled is not false"),
         ("spark.locality.wait", "0s", "placement", "warning", "spark.locality.wait is 0"),
         ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "settings", "warning", "wait for the next data"),
-        ("spark.network.crypto.enabled", "true", "encryption", "warning", "calls of tasks to the driver's port are in"),
-        ("spark.authenticate.enableSaslEncryption", "true", "encryption", "warning", "calls of tasks to the driver's"),
-        ("spark.ssl.rpc.enabled", "true", "encryption", "warning", "calls of tasks to the driver's port are in clear"),
-        ("spark.ssl.enabled", "true", "encryption", "warning", "calls of tasks to the driver's port are in clear"),
-        ("spark.authenticate", "true", "encryption", "warning", "has a secret of its own"),
+        ("spark.network.crypto.enabled", "true", "encryption", "error", "spark.authenticate is not, so Spark encrypts"),
+        ("spark.ssl.rpc.enabled", "true", "encryption", "warning", "trustStore is not set, so Spark takes any"),
+        ("spark.ssl.enabled", "true", "encryption", "warning", "for Spark's web pages alone"),
+        ("spark.authenticate", "true", "encryption", "warning", "but does not encrypt: the traffic between driver and"),
         ("spark.io.encryption.enabled", "true", "encryption", "warning", "local copies of state on the executors'"),
     ],
 )
@@ -73,6 +72,26 @@ def test_a_setting_that_matters_is_a_finding(setting: str, value: str, check: st
     assert [(one.check, one.level) for one in found] == [(check, level)]
     assert told in found[0].found
     assert found[0].remedy
+
+
+AES = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "level"),
+    [
+        (AES, "warning"),
+        (AES | {"spark.network.crypto.saslFallback": "false"}, "ok"),
+        (AES | {"spark.authenticate.enableSaslEncryption": "true"}, "ok"),
+        ({"spark.authenticate": "true", "spark.authenticate.enableSaslEncryption": "true"}, "ok"),
+        ({"spark.ssl.rpc.enabled": "true", "spark.ssl.rpc.trustStore": "/trusted"}, "ok"),
+        (AES | {"spark.ssl.rpc.enabled": "true", "spark.ssl.trustStore": "/trusted"}, "ok"),
+    ],
+)
+def test_encrypted_traffic_is_ok_unless_it_can_be_made_to_be_in_clear(conf: dict[str, str], level: str) -> None:
+    assert levels(conf)["encryption"] == level
+    [told] = [one.found for one in setting_findings(conf, DRIVER) if one.check == "encryption" and one.level == "ok"]
+    assert "Tasks call the driver with TLS" in told
 
 
 def test_executors_with_subtasks_must_not_be_removed() -> None:

@@ -18,6 +18,7 @@ from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
 from statelog.spark.clock_source import ClockReader
 from statelog.spark.no_data import IdleTime, NoDataRule, QueryProgress, needs_batch
 from statelog.spark.rpc import RpcServer
+from statelog.spark.rpc_tls import TlsIdentity
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.clock import ManualClock
 from statelog.testing.keyed import KeyedQuery
@@ -174,8 +175,8 @@ def driver() -> Driver:
 
 
 @pytest.fixture
-def server(driver: Driver) -> Iterator[RpcServer]:
-    server = RpcServer("127.0.0.1", 0, SECRET, driver)
+def server(driver: Driver, identity: TlsIdentity | None) -> Iterator[RpcServer]:
+    server = RpcServer("127.0.0.1", 0, SECRET, driver, identity=identity)
     yield server
     server.close()
 
@@ -187,7 +188,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def reader(server: RpcServer, clock: ManualClock) -> Iterator[ClockReader]:
-    reader = ClockReader("127.0.0.1", server.port, SECRET, clock)
+    reader = ClockReader("127.0.0.1", server.port, SECRET, clock, certificate=server.certificate)
     yield reader
     reader.stop()
 

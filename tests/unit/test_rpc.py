@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,6 +26,8 @@ from statelog.clock import SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
 from statelog.spark.rpc_handshake import HELLO_BYTES, PROOF_BYTES, Side, is_proof, make_proof, new_hello
+from statelog.spark.rpc_tls import TlsIdentity
+from statelog.spark.rpc_tls import connect as connect_tls
 from statelog.spark.worker import DriverAddress, WorkerProcess
 from statelog.testing.clock import ManualClock
 from tests.acks import make_ack
@@ -63,8 +67,10 @@ def handler() -> Handler:
 
 
 @contextmanager
-def serving(handler: Callable[[Request, bytes], Reply], policy: RpcPolicy) -> Iterator[RpcServer]:
-    server = RpcServer(HOST, 0, SECRET, handler, policy)
+def serving(
+    handler: Callable[[Request, bytes], Reply], policy: RpcPolicy, identity: TlsIdentity | None = None
+) -> Iterator[RpcServer]:
+    server = RpcServer(HOST, 0, SECRET, handler, policy, identity=identity)
     try:
         yield server
     finally:
@@ -72,9 +78,13 @@ def serving(handler: Callable[[Request, bytes], Reply], policy: RpcPolicy) -> It
 
 
 @pytest.fixture
-def server(handler: Handler) -> Iterator[RpcServer]:
-    with serving(handler, RpcPolicy()) as server:
+def server(handler: Handler, identity: TlsIdentity | None) -> Iterator[RpcServer]:
+    with serving(handler, RpcPolicy(), identity) as server:
         yield server
+
+
+def client_of(server: RpcServer, policy: RpcPolicy | None = None, **more: Any) -> RpcClient:
+    return RpcClient(HOST, server.port, SECRET, policy, certificate=server.certificate, **more)
 
 
 def ack(attempt: int, name: str = "") -> Ack:
@@ -85,7 +95,7 @@ def ack(attempt: int, name: str = "") -> Ack:
 def require_service(server: RpcServer, attempts: int = 1) -> None:
     """Somebody who knows the secret is served."""
     try:
-        client = RpcClient(HOST, server.port, SECRET)
+        client = client_of(server)
     except ProtocolError:
         if attempts == 1:
             raise
@@ -95,19 +105,31 @@ def require_service(server: RpcServer, attempts: int = 1) -> None:
 
 
 def connect(server: RpcServer) -> socket.socket:
-    return socket.create_connection((HOST, server.port), timeout=LONG_S)
+    """A connection of somebody who has proved nothing, but for the handshake of Python's own TLS."""
+    connection = socket.create_connection((HOST, server.port), timeout=LONG_S)
+    return python_tls(server.certificate).wrap_socket(connection) if server.certificate else connection
+
+
+def python_tls(certificate: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=certificate)
+    return context
 
 
 def read_to_end(connection: socket.socket) -> bytes:
     received = b""
-    with suppress(ConnectionResetError):
+    with suppress(ConnectionResetError, ssl.SSLError):
         while data := connection.recv(1 << 16):
             received += data
     return received
 
 
 def read(connection: socket.socket, size: int) -> bytes:
-    return connection.recv(size, socket.MSG_WAITALL)
+    received = b""
+    while len(received) < size and (data := connection.recv(size - len(received))):
+        received += data
+    return received
 
 
 def authenticated(server: RpcServer) -> socket.socket:
@@ -133,7 +155,7 @@ def serving_threads() -> set[threading.Thread]:
 
 
 def test_calls_and_payloads_arrive(server: RpcServer, handler: Handler) -> None:
-    client = RpcClient(HOST, server.port, SECRET)
+    client = client_of(server)
     assert client.call(Begin(TASK, 1, 10, None)) == Begun(1, b"g", b"h", 10, "p", "s", 5, 6)
     big = os.urandom(3_000_000)
     assert client.call(ack(9), big) == Acked()
@@ -141,7 +163,7 @@ def test_calls_and_payloads_arrive(server: RpcServer, handler: Handler) -> None:
 
 
 def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
-    client = RpcClient(HOST, server.port, SECRET)
+    client = client_of(server)
     with pytest.raises(FencedError, match=r"a newer run Hint: Stop\. \[newer-epoch\]"):
         client.call(ack(0))
     with pytest.raises(ProtocolError, match="ZeroDivisionError: a defect"):
@@ -150,7 +172,7 @@ def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
 
 
 def test_all_calls_of_a_task_go_over_one_connection(server: RpcServer) -> None:
-    process, driver = WorkerProcess(), DriverAddress(HOST, server.port, SECRET)
+    process, driver = WorkerProcess(), DriverAddress(HOST, server.port, SECRET, server.certificate)
     client = process.client(driver, Options(), TASK)
     assert client.call(ack(9)) == Acked()
     assert process.client(driver, Options(), TASK) is client
@@ -159,15 +181,15 @@ def test_all_calls_of_a_task_go_over_one_connection(server: RpcServer) -> None:
     assert process.client(driver, Options(), TASK) is client, "an error of the driver is a reply like others"
 
 
-def test_a_call_does_not_wait_for_that_of_another_task() -> None:
+def test_a_call_does_not_wait_for_that_of_another_task(identity: TlsIdentity | None) -> None:
     meeting = threading.Barrier(2)
 
     def handle(request: Request, payload: bytes) -> Reply:
         meeting.wait(LONG_S / 10)
         return Acked()
 
-    with serving(handle, RpcPolicy()) as server:
-        clients = [RpcClient(HOST, server.port, SECRET) for _ in range(2)]
+    with serving(handle, RpcPolicy(), identity) as server:
+        clients = [client_of(server) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             assert list(pool.map(lambda client: client.call(ack(9)), clients)) == [Acked()] * 2
 
@@ -191,10 +213,10 @@ class HurriedClock(SystemClock):
 def test_both_ends_go_by_their_clocks(handler: Handler) -> None:
     server = RpcServer(HOST, 0, SECRET, handler, clock=HurriedClock())
     with pytest.raises(ProtocolError, match="cannot be reached"):
-        RpcClient(HOST, server.port, SECRET)
+        client_of(server)
     server.close()
     with serving(handler, RpcPolicy()) as server, pytest.raises(ProtocolError, match="cannot be reached"):
-        RpcClient(HOST, server.port, SECRET, clock=HurriedClock())
+        client_of(server, clock=HurriedClock())
 
 
 def test_a_task_waits_for_a_connection_as_long_as_for_the_rest_of_the_handshake(
@@ -208,25 +230,27 @@ def test_a_task_waits_for_a_connection_as_long_as_for_the_rest_of_the_handshake(
         return create(address, timeout)
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    RpcClient(HOST, server.port, SECRET, RpcPolicy(handshake_timeout_s=7.0)).close()
+    client_of(server, RpcPolicy(handshake_timeout_s=7.0)).close()
     assert timeouts == [7.0]
 
 
 def test_the_drivers_process_ends_while_tasks_are_connected(server: RpcServer) -> None:
     before = serving_threads()
-    client = RpcClient(HOST, server.port, SECRET)
+    client = client_of(server)
     client.call(ack(9))
     [thread] = serving_threads() - before
     assert thread.daemon
     client.close()
 
 
-def test_a_task_that_ends_is_no_error_of_the_driver(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_ends_is_no_error_of_the_driver(
+    handler: Handler, identity: TlsIdentity | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     errors: list[object] = []
     monkeypatch.setattr(threading, "excepthook", errors.append)
-    with serving(handler, RpcPolicy()) as server:
+    with serving(handler, RpcPolicy(), identity) as server:
         before = serving_threads()
-        client = RpcClient(HOST, server.port, SECRET)
+        client = client_of(server)
         client.call(ack(9))
         threads = serving_threads() - before
         client.close()
@@ -270,20 +294,22 @@ def test_bytes_that_are_no_request_are_an_error(server: RpcServer) -> None:
         assert b"ProtocolError" in read(connection, size)
 
 
-def test_a_closed_server_takes_nobody_and_goes_on_with_the_others(handler: Handler) -> None:
-    with serving(handler, RpcPolicy()) as server, connect(server) as stranger:
-        client = RpcClient(HOST, server.port, SECRET)
+def test_a_closed_server_takes_nobody_and_goes_on_with_the_others(
+    handler: Handler, identity: TlsIdentity | None
+) -> None:
+    with serving(handler, RpcPolicy(), identity) as server, connect(server) as stranger:
+        client = client_of(server)
         read(stranger, HELLO_BYTES)
         server.close()
         assert read_to_end(stranger) == b""
         with pytest.raises(ProtocolError, match="cannot be reached"):
-            RpcClient(HOST, server.port, SECRET)
+            client_of(server)
         assert client.call(ack(9)) == Acked()
 
 
-def test_a_closed_server_leaves_nothing_open(handler: Handler) -> None:
+def test_a_closed_server_leaves_nothing_open(handler: Handler, identity: TlsIdentity | None) -> None:
     files, threads = open_files(), serving_threads()
-    server = RpcServer(HOST, 0, SECRET, handler)
+    server = RpcServer(HOST, 0, SECRET, handler, identity=identity)
     opened = open_files() - files
     [acceptor] = serving_threads() - threads
     assert acceptor.daemon, "a driver that forgets to close it ends all the same"
@@ -442,7 +468,7 @@ def test_a_call_that_is_not_answered_says_whose_it_was(
     server: RpcServer, handler: Handler, request_: Request, caller: str
 ) -> None:
     handler.waits.clear()
-    client = RpcClient(HOST, server.port, SECRET, RpcPolicy(call_timeout_s=0.1))
+    client = client_of(server, RpcPolicy(call_timeout_s=0.1))
     where = f"{caller}: the coordinator at {HOST}:{server.port} has not answered within 0.1 s"
     with pytest.raises(ProtocolError, match=where) as caught:
         client.call(request_)
@@ -462,7 +488,7 @@ def test_a_driver_whose_machine_is_gone_is_unreachable_and_not_late(
     def give_up(channel: Channel, size: int, deadline_s: float) -> bytes:
         raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
 
-    client = RpcClient(HOST, server.port, SECRET)
+    client = client_of(server)
     monkeypatch.setattr(Channel, "receive", give_up)
     with pytest.raises(ProtocolError, match="cannot be reached: TimeoutError") as caught:
         client.call(ack(9))
@@ -471,7 +497,7 @@ def test_a_driver_whose_machine_is_gone_is_unreachable_and_not_late(
 
 def test_the_option_says_how_long_a_task_waits(server: RpcServer, handler: Handler) -> None:
     process = WorkerProcess()
-    driver = DriverAddress(HOST, server.port, SECRET)
+    driver = DriverAddress(HOST, server.port, SECRET, server.certificate)
     patient, hasty = (Options(driver_timeout_s=seconds) for seconds in (LONG_S, 0.1))
     kept = process.client(driver, patient, TASK)
     handler.waits.clear()
@@ -487,7 +513,7 @@ def test_the_option_says_how_long_a_task_waits(server: RpcServer, handler: Handl
 def test_a_task_that_cannot_connect_says_whose_it_is(server: RpcServer) -> None:
     server.close()
     with pytest.raises(ProtocolError, match="^operator 'uid', subtask 1, batch 3: the coordinator at .* cannot be"):
-        WorkerProcess().client(DriverAddress(HOST, server.port, SECRET), Options(), TASK)
+        WorkerProcess().client(DriverAddress(HOST, server.port, SECRET, server.certificate), Options(), TASK)
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
@@ -520,23 +546,25 @@ def test_an_interrupted_call_breaks_the_connection(server: RpcServer) -> None:
         def __len__(self) -> int:
             return 1 << 20
 
-    client = RpcClient(HOST, server.port, SECRET)
+    client = client_of(server)
     with pytest.raises(TypeError):
         client.call(ack(9), Interrupted())  # type: ignore[arg-type]  # stands for what may happen between two calls
     assert client.is_broken
 
 
 @pytest.mark.parametrize("sent", [b"\0", struct.pack("!IQ", 1000, 0) + b"x", struct.pack("!IQ", 0, 10) + b"x"])
-def test_a_request_that_is_begun_must_be_sent_in_time(handler: Handler, sent: bytes) -> None:
-    with serving(handler, SHORT) as server, authenticated(server) as connection:
+def test_a_request_that_is_begun_must_be_sent_in_time(
+    handler: Handler, identity: TlsIdentity | None, sent: bytes
+) -> None:
+    with serving(handler, SHORT, identity) as server, authenticated(server) as connection:
         connection.sendall(sent)
         assert read_to_end(connection) == b""
         require_service(server)
 
 
-def test_an_idle_client_is_kept(handler: Handler) -> None:
-    with serving(handler, SHORT) as server:
-        client = RpcClient(HOST, server.port, SECRET)
+def test_an_idle_client_is_kept(handler: Handler, identity: TlsIdentity | None) -> None:
+    with serving(handler, SHORT, identity) as server:
+        client = client_of(server)
         assert client.call(ack(9)) == Acked()
         with authenticated(server) as other:  # Its end comes after the time that any request would have.
             other.sendall(struct.pack("!IQ", 1, 0))
@@ -544,12 +572,12 @@ def test_an_idle_client_is_kept(handler: Handler) -> None:
         assert client.call(ack(9)) == Acked()
 
 
-def test_a_client_that_does_not_take_its_reply_is_given_up(handler: Handler) -> None:
+def test_a_client_that_does_not_take_its_reply_is_given_up(handler: Handler, identity: TlsIdentity | None) -> None:
     def reply(request: Request, payload: bytes) -> Reply:
-        return Begun(1, b"g", bytes(100_000_000), 10, "p", "s", 5, 6)
+        return Begun(1, b"g", bytes(30_000_000), 10, "p", "s", 5, 6)
 
     before = serving_threads()
-    with serving(reply, SHORT) as server, authenticated(server) as connection:
+    with serving(reply, SHORT, identity) as server, authenticated(server) as connection:
         data = msgspec.msgpack.encode(Begin(TASK, 1, 10, None))
         connection.sendall(struct.pack("!IQ", len(data), 0) + data)
         assert len(read(connection, 8)) == 8
@@ -573,12 +601,20 @@ def test_both_ends_ask_whether_the_other_is_there(server: RpcServer) -> None:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, socket.socket]]:
-    """A channel, and the socket at its other end."""
+def ends(identity: TlsIdentity | None) -> Iterator[tuple[Channel, socket.socket]]:
+    """A channel, and the socket at its other end, with Python's own TLS."""
     with socket.create_server((HOST, 0)) as listener, socket.create_connection(listener.getsockname()) as near:
         far, _ = listener.accept()
-        with far:
-            yield Channel(near, RpcPolicy(), SystemClock()), far
+        channel = Channel(near, RpcPolicy(), SystemClock())
+        if identity is None:
+            with far:
+                yield channel, far
+            return
+        with ThreadPoolExecutor(1) as pool:
+            begun = pool.submit(channel.begin_tls, connect_tls(identity.certificate), soon_s())
+            with identity.context.wrap_socket(far, server_side=True) as private:
+                begun.result()
+                yield channel, private
 
 
 def soon_s(seconds: float = LONG_S) -> float:
@@ -626,7 +662,7 @@ def test_a_message_is_late_at_its_deadline(ends: tuple[Channel, socket.socket]) 
 
 
 def test_calls_that_are_too_large_are_not_sent(server: RpcServer, handler: Handler) -> None:
-    client = RpcClient(HOST, server.port, SECRET, RpcPolicy(max_payload_bytes=1000, max_request_bytes=600))
+    client = client_of(server, RpcPolicy(max_payload_bytes=1000, max_request_bytes=600))
     with pytest.raises(
         ProtocolError, match=r"operator 'uid', subtask 1, batch 3: .* with 1001 more is too large"
     ) as one:
@@ -647,20 +683,20 @@ def test_the_server_reads_no_call_that_is_too_large(handler: Handler, sizes: tup
         require_service(server)
 
 
-def test_calls_and_replies_of_the_largest_size_pass(handler: Handler) -> None:
+def test_calls_and_replies_of_the_largest_size_pass(handler: Handler, identity: TlsIdentity | None) -> None:
     request, reply = len(msgspec.msgpack.encode(ack(9))), len(msgspec.msgpack.encode(Acked()))
     policy = RpcPolicy(max_request_bytes=request, max_payload_bytes=2000, max_reply_bytes=reply)
-    with serving(handler, policy) as server:
-        assert RpcClient(HOST, server.port, SECRET, policy).call(ack(9), bytes(2000)) == Acked()
+    with serving(handler, policy, identity) as server:
+        assert client_of(server, policy).call(ack(9), bytes(2000)) == Acked()
 
 
 def test_a_reply_that_is_too_large_is_an_error(handler: Handler) -> None:
     with serving(handler, RpcPolicy(max_reply_bytes=20)) as server:
-        client = RpcClient(HOST, server.port, SECRET)
+        client = client_of(server)
         with pytest.raises(ProtocolError, match=r"reply would have \d+ bytes; 20 are the limit"):
             client.call(Begin(TASK, 1, 10, None))
         assert client.call(ack(9)) == Acked()
-        picky = RpcClient(HOST, server.port, SECRET, RpcPolicy(max_reply_bytes=10))
+        picky = client_of(server, RpcPolicy(max_reply_bytes=10))
         with pytest.raises(ProtocolError, match="operator 'uid', subtask 1, batch 3: .* is larger than 10"):
             picky.call(ack(9))
         assert picky.is_broken
@@ -678,7 +714,7 @@ def test_what_is_in_flight_is_bounded_by_bytes() -> None:
         return Acked()
 
     with serving(handle, RpcPolicy(max_in_flight_bytes=3_900_000)) as server:
-        clients = [RpcClient(HOST, server.port, SECRET) for _ in range(4)]
+        clients = [client_of(server) for _ in range(4)]
         half = ack(9, name="n" * 500_000), bytes(500_000)
         threads = [threading.Thread(target=client.call, args=half) for client in clients]
         for thread in threads:
@@ -743,12 +779,12 @@ def talk(connection: socket.socket, data: bytes, *, ends: bool) -> None:
         read_to_end(connection)
 
 
-def test_any_bytes_leave_the_server_as_it_was(handler: Handler) -> None:
+def test_any_bytes_leave_the_server_as_it_was(handler: Handler, identity: TlsIdentity | None) -> None:
     before = serving_threads()
-    with serving(handler, FUZZED) as server:
+    with serving(handler, FUZZED, identity) as server:
         own = serving_threads()
 
-        @settings(max_examples=60, deadline=None)
+        @settings(max_examples=30, deadline=None)
         @given(st.data(), st.booleans())
         def fuzz(data: st.DataObject, ends: bool) -> None:
             match data.draw(st.sampled_from(["bytes", "handshake", "calls"])):

@@ -9,6 +9,7 @@ import queue
 import resource
 import selectors
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from statelog.clock import Clock, SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import RpcPolicy
 from statelog.spark.rpc_handshake import HELLO_BYTES, PROOF_BYTES, Side, Strangers, make_proof, new_hello
+from statelog.spark.rpc_tls import TlsIdentity
 from statelog.testing.clock import ManualClock
 from tests.unit.test_rpc import (
     HOST,
@@ -47,8 +49,8 @@ def handler() -> Handler:
 
 
 @pytest.fixture
-def server(handler: Handler) -> Iterator[RpcServer]:
-    with serving(handler, RpcPolicy()) as server:
+def server(handler: Handler, identity: TlsIdentity | None) -> Iterator[RpcServer]:
+    with serving(handler, RpcPolicy(), identity) as server:
         yield server
 
 
@@ -79,7 +81,7 @@ def strangers(
 ) -> Iterator[tuple[int, socket.socket]]:
     """Strangers without a server: the port, and what accepts them."""
     listener = listener or Listener()
-    accepting = Strangers(listener, SECRET, admit, policy, clock or SystemClock())
+    accepting = Strangers(listener, SECRET, lambda connection, _: admit(connection), policy, clock or SystemClock())
     try:
         yield listener.getsockname()[1], listener
     finally:
@@ -148,7 +150,7 @@ def test_what_is_due_first_is_not_held_up_by_what_is_due_later(
 
 def test_wrong_secret_is_not_answered(server: RpcServer, handler: Handler) -> None:
     with pytest.raises(ProtocolError, match="cannot be reached"):
-        RpcClient(HOST, server.port, b"w" * 32)
+        RpcClient(HOST, server.port, b"w" * 32, certificate=server.certificate)
     assert handler.calls == []
 
 
@@ -178,15 +180,15 @@ def test_a_client_of_another_version_is_not_answered(server: RpcServer) -> None:
 
 def test_no_more_than_the_handshake_is_read_of_a_stranger(server: RpcServer, handler: Handler) -> None:
     with connect(server) as stranger:
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, ssl.SSLError):
             stranger.sendall(b"\x7f" * 100_000_000)
         assert len(read_to_end(stranger)) <= HELLO_BYTES
     assert handler.calls == []
 
 
-def test_strangers_take_no_threads_and_end_in_time(handler: Handler) -> None:
+def test_strangers_take_no_threads_and_end_in_time(handler: Handler, identity: TlsIdentity | None) -> None:
     before = serving_threads()
-    with ExitStack() as held, serving(handler, SHORT) as server:
+    with ExitStack() as held, serving(handler, replace(SHORT, handshake_timeout_s=1), identity) as server:
         strangers = [held.enter_context(connect(server)) for _ in range(50)]
         for stranger in strangers:
             stranger.sendall(b"s")
@@ -307,7 +309,7 @@ def test_who_goes_before_it_is_answered_costs_no_other_stranger_its_place(notes:
         with visit(port) as last:
             prove(last)
         waiting.settimeout(0.05)
-        assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES - 1
+        assert len(waiting.recv(HELLO_BYTES)) == HELLO_BYTES - 1
         with pytest.raises(TimeoutError):
             waiting.recv(1)
     assert notes.texts == []

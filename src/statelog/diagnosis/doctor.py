@@ -194,7 +194,7 @@ def _of_interpreter(session: SparkSession) -> Findings:
 def _of_endpoint(session: SparkSession, addresses: list[DriverAddress]) -> Findings:
     """Note the address of the endpoint of this process, which is opened if no query has opened it."""
     host, endpoint = require_endpoint(session)
-    addresses.append(DriverAddress(host, endpoint.port, endpoint.secret))
+    addresses.append(DriverAddress(host, endpoint.port, endpoint.secret, endpoint.certificate))
     yield from ()
 
 

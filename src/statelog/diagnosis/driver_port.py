@@ -23,7 +23,9 @@ def check_driver_port(address: DriverAddress, place: Place, clock: Clock, timeou
     where = f"{address.host}:{address.port}"
     policy = RpcPolicy(call_timeout_s=timeout_s, handshake_timeout_s=timeout_s)
     try:
-        client = RpcClient(address.host, address.port, address.secret, policy, clock=clock)
+        client = RpcClient(
+            address.host, address.port, address.secret, policy, certificate=address.certificate, clock=clock
+        )
         try:
             trips = [_round_trip(client, clock, place.host) for _ in range(_PINGS)]
         finally:

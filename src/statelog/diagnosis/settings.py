@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from statelog.diagnosis.finding import Finding, Place
+from statelog.errors import ConfigurationError
+from statelog.spark.encryption import AES, AUTHENTICATE, RPC_SSL, SASL, encrypts_traffic, is_on
 from statelog.spark.placement import may_have_several_executors, what_moves_subtasks
 
 _SPECULATION: Final = "spark.speculation"
@@ -13,34 +15,23 @@ _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 _CACHED_IDLE: Final = "spark.dynamicAllocation.cachedExecutorIdleTimeout"
 NO_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
-_CALLS_IN_CLEAR: Final = (
-    "the calls of tasks to the driver's port are in clear: whoever reads the network's traffic can read changes of"
-    " state, with their keys and values. Both ends prove that they know a secret, but nothing is encrypted"
+_CLEAR: Final = (
+    "the traffic between driver and executors is in clear: whoever reads it can read rows and changes of state, and the"
+    " secret by which tasks call the driver"
 )
-_NETWORK: Final = "Run driver and executors in a network that others cannot read, or encrypt it: a VPN, WireGuard."
-_NOT_HONOURED: Final = {
-    "spark.network.crypto.enabled": (_CALLS_IN_CLEAR, _NETWORK),
-    "spark.authenticate.enableSaslEncryption": (_CALLS_IN_CLEAR, _NETWORK),
-    "spark.ssl.enabled": (_CALLS_IN_CLEAR, _NETWORK),
-    "spark.ssl.rpc.enabled": (_CALLS_IN_CLEAR, _NETWORK),
-    "spark.authenticate": (
-        "the driver's port has a secret of its own, which Spark brings to the tasks, in clear unless Spark encrypts its"
-        " traffic; what follows the proof of it is in clear, too",
-        _NETWORK,
-    ),
-    "spark.io.encryption.enabled": (
-        "it covers Spark's own files only: the objects of the location are in clear, and operators refuse to start"
-        " unless their options accept plain local copies of state on the executors' disks",
-        "Set Options(plain_local_files=True), and encrypt the disks of the executors and the location.",
-    ),
-}
-"""Settings of Spark that statelog does not follow: what is in clear all the same, and the remedy."""
+_ENCRYPT: Final = (
+    f"Set {AUTHENTICATE} and {AES} to true, or {RPC_SSL} with its keys: then tasks call the driver with TLS."
+)
+_IO: Final = "spark.io.encryption.enabled"
+_WEB: Final = "spark.ssl.enabled"
+_FALLBACK: Final = "spark.network.crypto.saslFallback"
+_TRUST: Final = ("spark.ssl.rpc.trustStore", "spark.ssl.trustStore")
 
 
 def setting_findings(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
     """What the settings of an application, and of its session, mean for stateful operators."""
     yield from _of_placement(conf, place)
-    if not _is_on(conf, NO_DATA, default=True):
+    if not is_on(conf, NO_DATA, default=True):
         yield place.warning(
             "settings",
             f"{NO_DATA} is false: timers and windows of event time wait for the next data.",
@@ -50,7 +41,7 @@ def setting_findings(conf: Mapping[str, str], place: Place) -> Iterator[Finding]
 
 
 def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
-    if _is_on(conf, _SPECULATION):
+    if is_on(conf, _SPECULATION):
         yield place.error(
             "placement",
             f"{_SPECULATION} is on, and stateful operators refuse to start: two attempts would run side by side.",
@@ -69,7 +60,7 @@ def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
         )
     else:
         yield place.ok("placement", "Spark's settings let subtasks stay on their executors.")
-    if _is_on(conf, _DYNAMIC) and _CACHED_IDLE in conf:
+    if is_on(conf, _DYNAMIC) and _CACHED_IDLE in conf:
         yield place.warning(
             "placement",
             f"{_CACHED_IDLE} is {conf[_CACHED_IDLE]}: Spark may remove executors that have subtasks, which then fetch"
@@ -79,12 +70,44 @@ def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
 
 
 def _of_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
-    found = [(name, *told) for name, told in _NOT_HONOURED.items() if _is_on(conf, name)]
-    for name, in_clear, remedy in found:
-        yield place.warning("encryption", f"{name} is on, but {in_clear}.", remedy)
-    if not found:
-        yield place.ok("encryption", "No setting asks for encryption that statelog does not do.")
+    try:
+        is_encrypted = encrypts_traffic(conf)
+    except ConfigurationError as error:
+        yield place.failed("encryption", error)
+        return
+    if is_encrypted:
+        yield place.ok("encryption", "Tasks call the driver with TLS, since Spark encrypts its traffic.")
+        yield from _of_weak_encryption(conf, place)
+    else:
+        told = {AUTHENTICATE: "proves who is who, but does not encrypt", _WEB: "is for Spark's web pages alone"}
+        for name in (name for name in told if is_on(conf, name)):
+            yield place.warning("encryption", f"{name} {told[name]}: {_CLEAR}.", _ENCRYPT)
+    if is_on(conf, _IO):
+        yield place.warning(
+            "encryption",
+            f"{_IO} is on, but it covers Spark's own files only: the objects of the location are in clear, and"
+            " operators refuse to start unless their options accept plain local copies of state on the executors'"
+            " disks.",
+            "Set Options(plain_local_files=True), and encrypt the disks of the executors and the location.",
+        )
+    elif not any(is_on(conf, name) for name in (RPC_SSL, AES, SASL, AUTHENTICATE, _WEB)):
+        yield place.ok("encryption", "No setting asks for encryption.")
 
 
-def _is_on(conf: Mapping[str, str], name: str, *, default: bool = False) -> bool:
-    return conf.get(name, str(default)).strip().lower() == "true"
+def _of_weak_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
+    """Ways in which somebody who changes Spark's traffic can come to read it, and the secret of the calls in it."""
+    if is_on(conf, RPC_SSL):
+        if not any(conf.get(name) for name in _TRUST):
+            yield place.warning(
+                "encryption",
+                f"{_TRUST[0]} is not set, so Spark takes any certificate: somebody between driver and executors can"
+                " read its traffic, and with it the secret of the tasks' calls.",
+                f"Set {_TRUST[0]}.",
+            )
+    elif is_on(conf, AES) and not is_on(conf, SASL) and is_on(conf, _FALLBACK, default=True):
+        yield place.warning(
+            "encryption",
+            f"{_FALLBACK} is on, so Spark goes on in clear if the start of a connection is disturbed: somebody between"
+            " driver and executors can read its traffic, and with it the secret of the tasks' calls.",
+            f"Set {_FALLBACK} to false.",
+        )

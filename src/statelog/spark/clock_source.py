@@ -25,8 +25,8 @@ _POLL_S: Final = 0.05
 Offset = dict[str, Any]
 
 
-def source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
-    """Make the source's class, with the driver's address and secret inside.
+def source_class(host: str, port: int, secret: bytes, certificate: bytes) -> type[DataSource]:
+    """Make the source's class, with the driver's address, secret and certificate inside.
 
     Spark shows the options of a source in plans, but the content of the class is only in its pickle. Because the class
     is local, the pickle holds all of it, and a process that cannot import statelog can say so.
@@ -51,7 +51,7 @@ def source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
                     " statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) before the session is created."
                     " [worker-import]"
                 ) from error
-            return ClockReader(host, port, secret)
+            return ClockReader(host, port, secret, certificate=certificate)
 
     return ClockSource
 
@@ -64,8 +64,11 @@ class ClockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     batch with a new offset.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes, clock: Clock | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, secret: bytes, clock: Clock | None = None, *, certificate: bytes = b""
+    ) -> None:
         self._address = (host, port, secret)
+        self._certificate = certificate
         self._clock = clock or SystemClock()
         self._reader = secrets.token_hex(8)
         self._client: RpcClient | None = None
@@ -99,7 +102,7 @@ class ClockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _needs_batch(self, clock: str) -> bool:
         if self._client is None:
-            self._client = RpcClient(*self._address)
+            self._client = RpcClient(*self._address, certificate=self._certificate)
         answer = self._client.call(Tick(clock, self._reader, self._ends_when_idle))
         return isinstance(answer, Ticked) and answer.needs_batch
 

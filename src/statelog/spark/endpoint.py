@@ -38,11 +38,13 @@ from statelog.spark.arrow_batches import lift_byte_limit
 from statelog.spark.checkpoint_location import open_checkpoint
 from statelog.spark.clock_offsets import fit_clock_offsets
 from statelog.spark.clock_source import CLOCK_SOURCE
+from statelog.spark.encryption import encrypts_traffic
 from statelog.spark.initial import InitialPlace, store_rows, store_tables
 from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
+from statelog.spark.rpc_tls import TlsIdentity, new_identity
 from statelog.storage import LocalStore
 from statelog.storage.probe import check_put_if_absent
 
@@ -83,9 +85,12 @@ class _Slot:
 
 
 class Endpoint:
-    """Receives the tasks' calls and hands them to the operators' coordinators; port 0 takes a free port."""
+    """Receives the tasks' calls, with an `identity` by TLS, and hands them to the operators' coordinators.
 
-    def __init__(self, host: str, port: int = 0) -> None:
+    Port 0 takes a free port.
+    """
+
+    def __init__(self, host: str, port: int = 0, identity: TlsIdentity | None = None) -> None:
         self.process_id = os.getpid()
         self.local_host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self.secret = secrets.token_bytes(32)
@@ -100,8 +105,13 @@ class Endpoint:
         self._ends: dict[tuple[str, str], StateMissingError | None] = {}
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
-        self._server = RpcServer(host, port, self.secret, self._handle)
+        self._server = RpcServer(host, port, self.secret, self._handle, identity=identity)
         self.port = self._server.port
+        self.certificate = self._server.certificate
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._server.close()
 
     def register(self, plan: OperatorPlan) -> None:
         """Make an operator known, before any of its tasks calls."""
@@ -381,18 +391,28 @@ _endpoint_lock = threading.Lock()
 
 
 def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
-    """The driver's address for executors, and the endpoint of this process, which the first call makes."""
+    """The driver's address for executors, and the endpoint of this process, which the first call makes.
+
+    An application that encrypts otherwise than the one before it in this process gets an endpoint of its own. Raises
+    ConfigurationError if encryption is asked for and cannot be done, or if the address cannot be listened on.
+    """
     global _endpoint
     conf = session.sparkContext.getConf()
     is_local = is_on_this_machine(session.sparkContext)
     host = "127.0.0.1" if is_local else conf.get("spark.driver.host", "127.0.0.1")
     reachable = str(conf.get("spark.statelog.coordinator.host", host))
     bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
+    encrypts = encrypts_traffic(conf)
     with _endpoint_lock:
-        if _endpoint is None or _endpoint.process_id != os.getpid():
+        is_own = _endpoint is not None and _endpoint.process_id == os.getpid()
+        if _endpoint is None or not is_own or bool(_endpoint.certificate) != encrypts:
+            identity = new_identity() if encrypts else None
+            if _endpoint is not None and is_own:
+                _endpoint.close()  # Its application is over, and the port may be the same.
+            _endpoint = None
             port = str(conf.get("spark.statelog.coordinator.port", "0"))
             try:
-                _endpoint = Endpoint(bound, int(port))
+                _endpoint = Endpoint(bound, int(port), identity)
             except (OSError, OverflowError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
                 raise ConfigurationError(

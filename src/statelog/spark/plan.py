@@ -76,7 +76,8 @@ def registered(df: DataFrame, plan: OperatorPlan) -> tuple[DataFrame, OperatorPl
     plan = replace(plan, placement=placement)
     host, endpoint = require_endpoint(plan.session)
     endpoint.register(plan)
-    return _with_clock(df, plan, endpoint), plan, DriverAddress(host, endpoint.port, endpoint.secret)
+    address = DriverAddress(host, endpoint.port, endpoint.secret, endpoint.certificate)
+    return _with_clock(df, plan, endpoint), plan, address
 
 
 def _with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataFrame:
@@ -98,7 +99,8 @@ def _with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> Data
 def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
     # Spark refuses a name that its active session has registered, so that must be this session.
     with internals.active(session):
-        session.dataSource.register(source_class(endpoint.local_host, endpoint.port, endpoint.secret))
+        own = (endpoint.local_host, endpoint.port, endpoint.secret, endpoint.certificate)
+        session.dataSource.register(source_class(*own))
     # Adaptive execution plans each shuffle in a thread of its own. If several shuffles of a query read one Python
     # source, the threads call its process over one socket at the same time and take each other's answers: the query
     # fails or waits for ever (Spark 4.3.0). Behind an exchange, which all shuffles reuse, the source is planned once.

@@ -1,4 +1,4 @@
-"""Shared by both ends of a call: limits, and a socket with deadlines."""
+"""Shared by both ends of a call: limits, and a socket with deadlines, perhaps with TLS."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from statelog.clock import Clock
+
+if TYPE_CHECKING:  # Without encryption no worker loads OpenSSL.
+    from statelog.spark.rpc_tls import Tls
 
 
 @dataclass(frozen=True)
@@ -41,17 +44,20 @@ class RpcPolicy:
 
 _JOINED_BYTES: Final = 1 << 16
 _RECEIVED_BYTES: Final = 1 << 20
+_ENCRYPTED_BYTES: Final = 1 << 18
 
 
 class Channel:
     """A connected socket whose operations have deadlines, in seconds of the monotonic clock.
 
-    They raise OSError if the connection is broken, TimeoutError after the deadline, and EOFError at the end.
+    They raise OSError if the connection is broken, TimeoutError after the deadline, and EOFError at the end. `tls` is
+    this end of the connection's TLS after its handshake; None if the bytes travel in clear.
     """
 
-    def __init__(self, connection: socket.socket, policy: RpcPolicy, clock: Clock) -> None:
+    def __init__(self, connection: socket.socket, policy: RpcPolicy, clock: Clock, tls: Tls | None = None) -> None:
         self._socket = connection
         self._clock = clock
+        self._tls = tls
         # Together with delayed acknowledgements, Nagle's algorithm would add 40 ms to a call.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -63,29 +69,49 @@ class Channel:
             if hasattr(socket, name):  # macOS has another name for the first.
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
+    def begin_tls(self, tls: Tls, deadline_s: float) -> None:
+        """Shake hands as the client; raises ssl.SSLError, an OSError, if the server is another one than expected."""
+        is_complete, to_send = tls.shake_hands()
+        while not is_complete:
+            self._send_bytes(to_send, deadline_s)
+            is_complete, to_send = tls.shake_hands(self._receive_bytes(_RECEIVED_BYTES, deadline_s))
+        self._send_bytes(to_send, deadline_s)
+        self._tls = tls
+
     def send(self, parts: Sequence[bytes], deadline_s: float) -> None:
         """Send parts, one after the other."""
         # Small parts joined are one packet; joining large parts would copy them.
         for data in [b"".join(parts)] if sum(map(len, parts)) <= _JOINED_BYTES else parts:
-            self._socket.settimeout(self._left_s(deadline_s))
-            self._socket.sendall(data)
+            for piece in [data] if self._tls is None else self._tls.encrypt(data):
+                self._send_bytes(piece, deadline_s)
+
+    def _send_bytes(self, data: bytes, deadline_s: float) -> None:
+        self._socket.settimeout(self._left_s(deadline_s))
+        self._socket.sendall(data)
 
     def receive(self, size: int, deadline_s: float) -> bytes:
         """Receive exactly `size` bytes; memory grows only as they arrive."""
         received = BytesIO()
         while received.tell() < size:
-            self._socket.settimeout(self._left_s(deadline_s))
-            received.write(self._receive_some(size - received.tell()))
+            received.write(self._receive_some(size - received.tell(), deadline_s))
         return received.getvalue()
 
     def receive_next(self, size: int, timeout_s: float) -> bytes:
         """Receive exactly `size` bytes: the first at any time, the rest within `timeout_s` after it."""
-        self._socket.settimeout(None)
-        first = self._receive_some(size)
+        first = self._receive_some(size, None)
         return first + self.receive(size - len(first), self._clock.monotonic_s() + timeout_s)
 
-    def _receive_some(self, size: int) -> bytes:
-        data = self._socket.recv(min(size, _RECEIVED_BYTES))
+    def _receive_some(self, size: int, deadline_s: float | None) -> bytes:
+        """Receive from 1 to `size` bytes."""
+        if self._tls is None:
+            return self._receive_bytes(min(size, _RECEIVED_BYTES), deadline_s)
+        while not (content := self._tls.decrypt(size)):
+            self._tls.take(self._receive_bytes(_ENCRYPTED_BYTES, deadline_s))
+        return content
+
+    def _receive_bytes(self, most: int, deadline_s: float | None) -> bytes:
+        self._socket.settimeout(None if deadline_s is None else self._left_s(deadline_s))
+        data = self._socket.recv(most)
         if not data:
             raise EOFError("the connection ended")
         return data

@@ -1,7 +1,7 @@
 """The handshake, in which client and server prove to each other that they know the secret.
 
 Its messages are of fixed size, so that a stranger cannot announce a length. The server does it in one thread for all
-connections without a proof yet.
+connections without a proof yet. With TLS, both sides first do TLS's own handshake, and these messages are encrypted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from statelog.clock import Clock
 from statelog.spark.rpc_channel import Channel, RpcPolicy
+
+if TYPE_CHECKING:
+    from statelog.spark.rpc_tls import Tls, TlsIdentity
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +33,8 @@ HELLO_BYTES: Final = len(_MAGIC) + _NONCE_BYTES
 PROOF_BYTES: Final = 32
 """Size of a proof: the client sends its own right after its hello, then the server answers with its own."""
 _ANSWER_BYTES: Final = HELLO_BYTES + PROOF_BYTES
+_ENCRYPTED_BYTES: Final = 16 << 10
+"""The most that the server reads of a client before its proof with TLS; a client of ours sends less than 3 KB."""
 
 
 class Side(Enum):
@@ -78,31 +83,39 @@ class _Stranger:
 
     connection: socket.socket
     expires_s: float
+    tls: Tls | None
+    """This end of its TLS; None if the connection is in clear."""
+    is_private: bool = False
+    """Whether TLS's handshake is complete. The hello follows it."""
+    encrypted_bytes: int = 0
+    """How much has been received with TLS."""
     hello: bytes = field(default_factory=new_hello)
-    received: bytes = b""
+    answer: bytes = b""
 
 
 class Strangers:
     """Accepts connections, and passes those that prove that they know the secret on to `admit`.
 
     The others can use only bounded resources: :class:`RpcPolicy` limits their number and their time, the server reads
-    no more from each than the one message of fixed size that it has to send, and they get no threads.
-    :meth:`close` closes `listener` too.
+    no more from each than the one message of fixed size that it has to send, with TLS 16 KB, and they get no threads.
+    `identity` is the server's for TLS; None for connections in clear. :meth:`close` closes `listener` too.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         secret: bytes,
-        admit: Callable[[socket.socket], None],
+        admit: Callable[[socket.socket, Tls | None], None],
         policy: RpcPolicy,
         clock: Clock,
+        identity: TlsIdentity | None = None,
     ) -> None:
         self._listener = listener
         self._secret = secret
         self._admit = admit
         self._policy = policy
         self._clock = clock
+        self._identity = identity
         # The oldest first; all get the same time, so they also expire in this order.
         self._strangers: dict[_Stranger, None] = {}
         self._resumes_s: float | None = None
@@ -169,11 +182,13 @@ class Strangers:
             _log.warning("connections of tasks are accepted again")
         while len(self._strangers) >= self._policy.max_strangers:
             self._drop_oldest()
-        stranger = _Stranger(connection, self._clock.monotonic_s() + self._policy.handshake_timeout_s)
+        tls = None if self._identity is None else self._identity.accept()
+        stranger = _Stranger(connection, self._clock.monotonic_s() + self._policy.handshake_timeout_s, tls)
         self._strangers[stranger] = None
         connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(stranger))
-        self._send(stranger, stranger.hello)
+        if tls is None:
+            self._send(stranger, stranger.hello)
 
     def _back_off(self, error: Exception) -> None:
         """Accept again a little later; otherwise a waiting connection would make this a busy loop."""
@@ -212,30 +227,55 @@ class Strangers:
         if stranger not in self._strangers:
             return  # Dropped since the selector saw it.
         try:
-            received = stranger.connection.recv(_ANSWER_BYTES - len(stranger.received))
+            is_open = self._receive(stranger)
         except BlockingIOError:
             return
-        except OSError:
-            received = b""
-        stranger.received += received
-        if not received:
+        except OSError as error:
+            _log.debug("a connection was refused: %s", error)
+            is_open = False
+        if not is_open:
             self._drop(stranger)
-        elif len(stranger.received) == _ANSWER_BYTES:
+        elif len(stranger.answer) == _ANSWER_BYTES:
             self._decide(stranger)
 
+    def _receive(self, stranger: _Stranger) -> bool:
+        """Receive more of the answer; False if there is no more, or the stranger takes nothing.
+
+        Raises OSError if the connection is broken, or breaks TLS's protocol.
+        """
+        tls = stranger.tls
+        if tls is None:
+            received = stranger.connection.recv(_ANSWER_BYTES - len(stranger.answer))
+            stranger.answer += received
+            return bool(received)
+        received = stranger.connection.recv(_ENCRYPTED_BYTES - stranger.encrypted_bytes)
+        stranger.encrypted_bytes += len(received)
+        if stranger.is_private:
+            tls.take(received)
+        elif received:
+            stranger.is_private, to_send = tls.shake_hands(received)
+            if stranger.is_private:
+                to_send += b"".join(tls.encrypt(stranger.hello))
+            if stranger.connection.send(to_send) != len(to_send):
+                return False
+        while stranger.is_private and (content := tls.decrypt(_ANSWER_BYTES - len(stranger.answer))):
+            stranger.answer += content
+        return bool(received)
+
     def _decide(self, stranger: _Stranger) -> None:
-        hello, proof = stranger.received[:HELLO_BYTES], stranger.received[HELLO_BYTES:]
+        hello, proof = stranger.answer[:HELLO_BYTES], stranger.answer[HELLO_BYTES:]
         if not (is_hello(hello) and is_proof(proof, self._secret, Side.CLIENT, stranger.hello, hello)):
             _log.debug("a connection was refused: it does not know the secret")
             self._drop(stranger)
         elif self._send(stranger, make_proof(self._secret, Side.SERVER, stranger.hello, hello)):
             self._forget(stranger)
-            self._admit(stranger.connection)
+            self._admit(stranger.connection, stranger.tls)
 
     def _send(self, stranger: _Stranger, data: bytes) -> bool:
         """Send a few bytes. Every socket has room for them, so a connection that does not take them is dropped."""
         try:
-            is_sent = stranger.connection.send(data) == len(data)
+            to_send = data if stranger.tls is None else b"".join(stranger.tls.encrypt(data))
+            is_sent = stranger.connection.send(to_send) == len(to_send)
         except OSError:
             is_sent = False
         if not is_sent:

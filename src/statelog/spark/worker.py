@@ -51,6 +51,8 @@ class DriverAddress:
     host: str
     port: int
     secret: bytes
+    certificate: bytes = b""
+    """The certificate of its TLS, in DER; empty if calls are in clear."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +210,9 @@ class WorkerProcess:
         client = self._clients.get(key)
         if client is None or client.process_id != os.getpid() or client.is_broken:
             policy = RpcPolicy(call_timeout_s=options.driver_timeout_s)
-            client = RpcClient(driver.host, driver.port, driver.secret, policy, caller=task.name)
+            client = RpcClient(
+                driver.host, driver.port, driver.secret, policy, certificate=driver.certificate, caller=task.name
+            )
             self._clients[key] = client
         return client
 

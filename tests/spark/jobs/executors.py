@@ -128,6 +128,11 @@ def main(arguments: dict[str, Any]) -> None:
         # How busy the machine is must not decide.
         "spark.locality.wait": "20s",
         "spark.task.maxFailures": "8",
+        # Calls go through TLS; in the other tests they are in clear.
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": "the executors' own",
+        "spark.network.crypto.enabled": "true",
+        "spark.network.crypto.saslFallback": "false",
     }
     session = make_session(f"local-cluster[{EXECUTORS},1,1024]", settings)
     note_jvm(session, arguments)
@@ -138,6 +143,7 @@ def main(arguments: dict[str, Any]) -> None:
     try:
         location = str(Path(arguments["root"], "doctor"))
         story.findings = [asdict(one) for one in statelog.doctor(location)]
+        story.numbers["encrypts"] = bool(require_endpoint(session)[1].certificate)
         _Ledger(session, Path(arguments["root"]), story).tell()
         _numbers(session, Path(arguments["root"]), story)
         Path(arguments["root"], "story.json").write_text(json.dumps(asdict(story)))
