@@ -71,13 +71,15 @@ def changes(query: StoredQuery, **locations: str) -> OperatorChanges:
     return OperatorChanges("query", home, {uid: place or home for uid, place in locations.items()}, open_location)
 
 
-def test_the_old_uid_cannot_be_given_up(query: StoredQuery) -> None:
+def test_the_old_uid_cannot_be_given_up(query: StoredQuery, tmp_path: Path) -> None:
     """Otherwise a start could leave the renamed operator behind, and begin the old one empty."""
     statelog.rename(query.checkpoint, "a", "c")
     with pytest.raises(ConfigurationError, match="operator 'a' was renamed to 'c'"):
         statelog.forget(query.checkpoint, "a")
-    query.run({"a": None}, range(0, 1))
-    assert statelog.forget(query.checkpoint, "a").batch == 0, "it is an operator of its own by now"
+    for own in (tmp_path / "other", None):
+        query.run({"a": own}, range(0, 1))
+        location = None if own is None else str(own)
+        assert statelog.forget(query.checkpoint, "a", location=location).batch == 0, "it is an operator of its own now"
 
 
 def test_the_old_log_does_not_begin_anew(query: StoredQuery) -> None:

@@ -396,6 +396,7 @@ def test_idle_query_runs_no_batches(spark: SparkSession, tmp_path: Path) -> None
     assert watermarks(job) == [-1, 15, 35]
 
 
+@pytest.mark.skipif(IS_ONE_BATCH, reason="before Spark 4.2 availableNow is one micro-batch")
 @pytest.mark.parametrize("own", [False, True], ids=["watermark of Spark", "watermark of its own"])
 def test_query_whose_batches_do_not_run_the_operator_ends(spark: SparkSession, tmp_path: Path, own: bool) -> None:
     job = Job(tmp_path).add(events(*FIRST.values()))
@@ -449,8 +450,7 @@ def test_heartbeat_fires_timers_in_processing_time(spark: SparkSession, tmp_path
     assert all(after - before >= 400 for before, after in pairwise(times))
 
     # A query that is to end does: only the batch that was not finished is run.
-    query = start(job, later(job, spark, 0.4), job.save)
-    await_end(query)
+    await_end(job.start(later(job, spark, 0.4), job.save))
 
     # Started again it beats before there is any data, and its interval may differ.
     done = len(offsets(job))

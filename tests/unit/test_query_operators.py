@@ -20,7 +20,7 @@ from statelog.checkpoint.query_operators import (
 from statelog.log.entry import Claim, QueryOperators
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import operator_folder
-from statelog.storage import LocalStore
+from statelog.storage import LocalStore, Store
 from statelog.storage.names import former_name_part, name_part
 from statelog.testing.clock import ManualClock
 from tests.contract.log_contract import make_checkpoint
@@ -284,6 +284,17 @@ def test_a_start_without_an_operator_is_refused_until_its_state_is_given_up(plac
     start.require_none_removed(before, "here")
     places.write(place, "b", range(4, 5))
     require_refusal()
+
+
+def test_no_log_is_read_of_operators_that_the_start_has(places: Places) -> None:
+    """Every operator of every start asks."""
+
+    def unreachable(location: str) -> Store:
+        raise AssertionError(location)
+
+    before = replace(make_checkpoint("a", 1, 2)[0], operators=QueryOperators(1, {"a": "", "b": ""}))
+    start = OperatorChanges("query", places("home"), dict.fromkeys("abc", places("home")), unreachable)
+    start.require_none_removed(before, "here")
 
 
 def test_logs_that_lead_round_in_a_circle_do_not_show_that_state_was_given_up(places: Places) -> None:

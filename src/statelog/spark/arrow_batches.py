@@ -1,8 +1,8 @@
 """Makes sending rows to Python cheaper in queries with stateful operators.
 
-Spark ends an Arrow batch at a number of rows or of bytes (``spark.sql.execution.arrow.maxBytesPerBatch``, since Spark
-4.1). It adds up the batch's bytes anew after every row, which takes longer than writing the row. Rows whose size is
-fixed cannot reach that limit before the number of rows does; without the limit nothing is added up.
+Spark ends an Arrow batch at a number of rows or of bytes (``spark.sql.execution.arrow.maxBytesPerBatch``). It adds up
+the batch's bytes anew after every row, which takes longer than writing the row. Rows whose size is fixed cannot reach
+that limit before the number of rows does; without the limit nothing is added up.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT: Final = str((1 << 31) - 1)
 _DEFAULT_BYTES: Final = str(64 << 20)
+"""Of Spark 4.1 and later. That of 4.0 is larger, so rows that stay below this one stay below that one too."""
 _MAX_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _DEFAULT_ROWS: Final = "10000"
 _VALUE_BYTES: Final = 17
