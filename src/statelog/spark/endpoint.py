@@ -34,7 +34,7 @@ from statelog.metrics import Measurements
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
 from statelog.spark.arrow_batches import lift_byte_limit
-from statelog.spark.checkpoint_location import open_checkpoint
+from statelog.spark.checkpoint_location import open_checkpoint, state_home
 from statelog.spark.clock_offsets import fit_clock_offsets
 from statelog.spark.clock_source import CLOCK_SOURCE
 from statelog.spark.initial import InitialPlace, store_rows, store_tables
@@ -276,7 +276,7 @@ class Endpoint:
 
 
 def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
-    return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
+    return plan.location or state_home(internals.checkpoint_location(query))
 
 
 def _config_of(plan: OperatorPlan, query: StreamingQuery, operators: QueryOperators | None = None) -> OperatorConfig:
