@@ -71,6 +71,11 @@ class Answer:
         return self.status == 412 or (self.status == 409 and self.code == "BlobAlreadyExists")
 
 
+def is_behind_end(error: BaseException) -> bool:
+    """Whether a range was asked for that begins behind the last byte; Azurite answers that at the very end."""
+    return Answer.of(error).status == 416 or "Wanted range starting at" in str(error)
+
+
 def storage_error(error: BaseException, operation: str, where: str, *, missing: bool = False) -> StorageError:
     """Turn an error of obstore into a StorageError; with `missing`, a missing object has a kind of its own.
 
