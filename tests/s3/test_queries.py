@@ -65,8 +65,7 @@ def test_a_query_s_life_with_state_in_a_bucket_and_the_checkpoint_elsewhere(
 
 @pytest.mark.extended
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("step", [Step.LAST_ACK, Step.DURABLE])
-@pytest.mark.parametrize("scheme", ["", SHELF])
+@pytest.mark.parametrize(("step", "scheme"), [(Step.LAST_ACK, SHELF), (Step.DURABLE, "")])
 def test_a_driver_killed_with_state_in_a_bucket_loses_nothing(
     bucket_session: SparkSession, s3_location: str, tmp_path: Path, step: Step, scheme: str
 ) -> None:
