@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite(
     "statelog.testing.contracts",
+    "tests.bucket_contract",
     "tests.contract.log_contract",
     "tests.contract.table_contract",
     "tests.savepoints.spark_files_contract",
@@ -37,6 +38,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 
 
 _SLOW = (
+    "tests/azure",
     "tests/benchmarks",
     "tests/conversions",
     "tests/docs",

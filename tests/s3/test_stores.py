@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import pickle
-from concurrent.futures import ThreadPoolExecutor
+import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -20,14 +20,14 @@ from statelog.diagnosis.location import (
 )
 from statelog.errors import ErrorKind, StorageError
 from statelog.storage import Store, open_store
-from statelog.storage.probe import check_put_if_absent
 from statelog.testing.contracts import StoreContract
+from tests.bucket_contract import BucketContract
 from tests.s3.server import RadosGateway
 
 pytest_plugins = ("tests.s3.plugin",)
 
 
-class TestS3Store(StoreContract):
+class TestS3Store(BucketContract):
     @pytest.fixture
     def store(self, s3_location: str) -> Store:
         return open_store(s3_location)
@@ -42,44 +42,6 @@ class TestS3StoreInAFolderWithAWidelyUsedName(StoreContract):
         for name in ("state", "state-2/x", "state.log", "stat/x"):
             above.put(name, b"another's")
         return open_store(f"{s3_location}/state/")
-
-
-def test_the_server_is_safe(s3_location: str) -> None:
-    store = open_store(s3_location)
-    check_put_if_absent(store)
-    assert store.list() == []
-
-
-def test_a_race_to_create_has_one_winner(s3_location: str) -> None:
-    stores = [pickle.loads(pickle.dumps(open_store(s3_location))) for _ in range(16)]
-    with ThreadPoolExecutor(len(stores)) as pool:
-        for number in range(25):
-            name = f"log/{number:020d}"
-            tokens = [b"%d by %d" % (number, writer) for writer in range(len(stores))]
-            won = list(pool.map(lambda store, token, name=name: store.put_if_absent(name, token), stores, tokens))
-            assert won.count(True) == 1
-            assert stores[0].read(name) == tokens[won.index(True)]
-
-
-def test_more_objects_than_one_answer_lists(s3_location: str) -> None:
-    store = open_store(s3_location)
-    names = [f"changes/{number:05d}.run" for number in range(1200)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(partial(store.put, data=b"1"), names))
-    assert [info.name for info in store.list("changes/")] == names
-    assert [info.name for info in store.list("changes/0011")] == names[110:120]
-    store.delete([*names[:1100], "never/there"])
-    assert [info.name for info in store.list()] == names[1100:]
-
-
-def test_a_large_object(s3_location: str) -> None:
-    store = open_store(s3_location)
-    data = bytes(range(256)) * (32 << 12)
-    store.put("large", data)
-    assert store.size_bytes("large") == 32 << 20
-    assert store.read("large", offset=(32 << 20) - 3) == data[-3:]
-    assert store.read("large", offset=1 << 20, length=1 << 20) == data[1 << 20 : 2 << 20]
-    assert store.read("large") == data
 
 
 def test_what_the_server_refuses(s3_location: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +64,29 @@ def test_what_the_server_refuses(s3_location: str, monkeypatch: pytest.MonkeyPat
     assert raised.value.kind == ErrorKind.STORE_FAILED
     monkeypatch.undo()
     assert store.read("x") == b"1"
+
+
+def test_a_profile_of_the_shared_files_is_let_in(
+    s3_location: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("boto3")
+    key, secret = (os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    keys = f"aws_access_key_id = {key}\naws_secret_access_key"
+    (tmp_path / "credentials").write_text(f"[right]\n{keys} = {secret}\n[wrong]\n{keys} = {secret[::-1]}\n")
+    endpoint = f"region = us-east-1\nendpoint_url = {os.environ['AWS_ENDPOINT_URL']}\n"
+    (tmp_path / "config").write_text(f"[profile right]\n{endpoint}[profile wrong]\n{endpoint}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "right")
+    store = open_store(s3_location)
+    assert store.put_if_absent("x", b"1")
+    assert not store.put_if_absent("x", b"2")
+    assert store.read("x") == b"1"
+    monkeypatch.setenv("AWS_PROFILE", "wrong")
+    with pytest.raises(StorageError, match="403 SignatureDoesNotMatch"):
+        store.read("x")
 
 
 @pytest.mark.usefixtures("s3_server")

@@ -18,23 +18,36 @@ FILE = '{"logOffset":4}'
 
 
 class Breaking(DirectoryFiles):
-    """Fails at the n-th write."""
+    """Fails at the n-th write or move; with `loses` a file that was to be replaced is gone then."""
 
-    def __init__(self, root: Path, fails_at: int = 0) -> None:
+    def __init__(self, root: Path, fails_at: int = 0, *, loses: bool = False) -> None:
         super().__init__(LocalStore(root), root)
+        self._place = root
         self._left = fails_at
+        self._loses = loses
 
     def write(self, name: str, data: bytes) -> None:
+        self._count(name)
+        super().write(name, data)
+
+    def move(self, source: str, target: str) -> None:
+        self._count(target)
+        super().move(source, target)
+
+    def _count(self, name: str) -> None:
         self._left -= 1
         if self._left == 0:
+            if self._loses:
+                (self._place / name).unlink(missing_ok=True)
             raise StorageError("the process dies here.")
-        super().write(name, data)
 
 
 def make(root: Path, batches: int, *lines: str) -> SparkCheckpoint:
     files = Breaking(root)
     for batch in range(batches):
         files.write(f"offsets/{batch}", entry(batch, *lines).encode())
+        if batch + 1 < batches:
+            files.write(f"commits/{batch}", b"v1\n{}")
     return SparkCheckpoint(files, str(root))
 
 
@@ -48,11 +61,12 @@ def clocks(spark: SparkCheckpoint) -> list[list[str]]:
     return [BatchOffsets.parse(spark.files.read(name).decode(), name).clocks for name in names]
 
 
-@pytest.mark.parametrize("fails_at", range(1, 6))
-def test_both_entries_get_the_same_clock_whenever_the_process_dies(tmp_path: Path, fails_at: int) -> None:
+@pytest.mark.parametrize("loses", [False, True])
+@pytest.mark.parametrize("fails_at", range(1, 8))
+def test_both_entries_get_the_same_clock_whenever_the_process_dies(tmp_path: Path, fails_at: int, loses: bool) -> None:
     spark = make(tmp_path, 4, FILE)
-    breaking = SparkCheckpoint(Breaking(tmp_path, fails_at), str(tmp_path))
-    if fails_at < 5:
+    breaking = SparkCheckpoint(Breaking(tmp_path, fails_at, loses=loses), str(tmp_path))
+    if fails_at < 7:
         with pytest.raises(StorageError, match="dies here"):
             fit_clock_offsets(breaking, [False, True])
         fit_clock_offsets(spark, [False, True])
@@ -64,6 +78,18 @@ def test_both_entries_get_the_same_clock_whenever_the_process_dies(tmp_path: Pat
     assert fit_clock_offsets(spark, [False, True]) == []
     kept = {path.read_text() for path in (tmp_path / "statelog-replaced" / "offsets").iterdir() if path.name[0] != "."}
     assert kept == {entry(2, FILE), entry(3, FILE)}
+
+
+def test_an_entry_that_was_lost_is_not_put_back_if_the_query_was_set_back_since(tmp_path: Path) -> None:
+    spark = make(tmp_path, 4, FILE)
+    breaking = SparkCheckpoint(Breaking(tmp_path, 5, loses=True), str(tmp_path))
+    with pytest.raises(StorageError, match="dies here"):
+        fit_clock_offsets(breaking, [False, True])
+    assert spark.batches("offsets") == [0, 1, 2]
+    for name in ("offsets/2", "commits/1", "commits/2"):
+        spark.files.move(name, f"aside/{name}")
+    assert fit_clock_offsets(spark, [False, True]) == [0, 1]
+    assert spark.batches("offsets") == [0, 1]
 
 
 def test_a_clock_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,9 @@ from statelog import ConfigurationError, ErrorKind
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
 from statelog.spark import checkpoint_location, internals
-from statelog.spark.checkpoint_location import open_checkpoint, state_location
+from statelog.spark.checkpoint_location import open_checkpoint, state_home, state_location
 from statelog.storage import LocalStore
+from statelog.storage.open import REGISTERED
 from statelog.testing.faults import FaultStore
 from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
 from tests.unit.test_crash_points import KillAt, Killed, When
@@ -144,6 +145,11 @@ def test_state_is_below_the_checkpoint_location_where_a_store_can_be(
 ) -> None:
     checkpoint = SparkCheckpoint(StoreFiles(LocalStore(tmp_path)), home)
     assert state_location(checkpoint, location) == expected
+
+
+def test_state_is_there_too_if_a_store_is_registered_for_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTERED, "viewfs", LocalStore)
+    assert state_home("viewfs://home/query/") == "viewfs://home/query/statelog"
 
 
 def test_without_a_place_for_the_state_one_is_asked_for(tmp_path: Path) -> None:

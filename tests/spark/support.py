@@ -30,6 +30,7 @@ from pyspark.sql.streaming import DataStreamWriter, StatefulProcessor, Streaming
 import statelog
 from statelog import Options
 from tests.spark.faults import take_marker, wait_until
+from tests.spark.file_systems import Mount
 from tests.spark.inputs import add_json
 
 REPOSITORY = Path(__file__).parents[2]
@@ -179,6 +180,8 @@ class Job:
     uid: str | None = None
     location: str | None = None
     input_folder: Path | None = None
+    mount: Mount | None = None
+    """By which Spark gets to the checkpoint's folder; None for its path."""
 
     @property
     def input(self) -> Path:
@@ -187,6 +190,11 @@ class Job:
     @property
     def checkpoint(self) -> Path:
         return self.root / "checkpoint"
+
+    @property
+    def checkpoint_location(self) -> str:
+        """The checkpoint's folder as Spark and statelog get it."""
+        return str(self.checkpoint) if self.mount is None else self.mount.of(self.checkpoint)
 
     @property
     def output(self) -> Path:
@@ -257,7 +265,7 @@ class Job:
         return (
             df.writeStream.outputMode("update")
             .foreachBatch(for_each_batch or self.save)
-            .option("checkpointLocation", str(self.checkpoint))
+            .option("checkpointLocation", self.checkpoint_location)
             .trigger(availableNow=True)
             .start()
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,26 +12,30 @@ import pytest
 from pyspark.sql import SparkSession
 
 import statelog
-from statelog import ConfigurationError, ErrorKind, StorageError
+from statelog import ConfigurationError, ErrorKind, Step, StorageError
 from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
 from statelog.spark.checkpoint_location import open_checkpoint
 from statelog.spark.hadoop_files import HadoopFiles
 from statelog.storage import LocalStore
 from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
-from tests.spark.support import Job, ledger_model, make_orders
+from tests.spark.faults import make_marker
+from tests.spark.file_systems import KEEPING, SHELF, VIEW, mounted
+from tests.spark.long_life import live
+from tests.spark.support import Job, make_orders, start_driver
 
 pytestmark = pytest.mark.spark
-
-LINK = "fs.viewfs.mounttable.statelog.link./here"
 
 
 class TestHadoopFiles(SparkFilesContract):
     has_checksums = True
 
-    @pytest.fixture(params=["", "file:", "file://"])
-    def files(self, spark: SparkSession, root: Path, request: pytest.FixtureRequest) -> SparkFiles:
+    @pytest.fixture(params=["", SHELF, KEEPING])
+    def files(
+        self, spark: SparkSession, tmp_path: Path, root: Path, request: pytest.FixtureRequest
+    ) -> Iterator[SparkFiles]:
         root.mkdir(parents=True)
-        return HadoopFiles(spark, f"{request.param}{root}")
+        with mounted(spark, request.param, tmp_path) if request.param else nullcontext() as place:
+            yield HadoopFiles(spark, place.of(root) if place else str(root))
 
     @pytest.mark.parametrize("has_rename", [True, False])
     def test_what_one_implementation_wrote_another_one_reads(
@@ -43,17 +49,9 @@ class TestHadoopFiles(SparkFilesContract):
         files.write("offsets/3", TEXT)
         local.move("offsets/3", "aside/offsets/3")
         assert files.read("aside/offsets/3") == TEXT
-        assert not list(root.glob("offsets/*"))
+        assert not list(root.glob("offsets/[!.]*"))
         local.write("offsets/3", b"the last one")
         assert files.read("offsets/3") == b"the last one"
-
-
-@pytest.fixture(name="mounted")
-def mount(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
-    """A file system that is none of Python's: Hadoop's view of a directory."""
-    spark.conf.set(LINK, f"file:{tmp_path}")
-    yield "viewfs://statelog/here"
-    spark.conf.unset(LINK)
 
 
 def test_a_directory_is_read_and_written_here_although_there_is_a_session(spark: SparkSession, tmp_path: Path) -> None:
@@ -78,47 +76,45 @@ def test_a_file_system_that_does_not_answer_is_an_error_of_the_store(spark: Spar
         statelog.rewind("hdfs://localhost:1/checkpoint", location="/nowhere")
 
 
-def run(job: Job, session: SparkSession, checkpoint: str) -> None:
-    """Run a job with its checkpointLocation under another name."""
-    writer = job.ledger(session, 2).writeStream.outputMode("update").foreachBatch(job.save)
-    writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+@pytest.mark.parametrize("scheme", [SHELF, *(pytest.param(one, marks=pytest.mark.extended) for one in (VIEW, KEEPING))])
+def test_a_query_s_life_elsewhere(spark: SparkSession, tmp_path: Path, scheme: str) -> None:
+    with mounted(spark, scheme, tmp_path) as place:
+        job = Job(tmp_path, location=str(tmp_path / "state"), mount=place)
+        live(spark, job, str(tmp_path / "other state"), str(tmp_path / "saved"))
 
 
-def test_a_query_elsewhere_is_saved_rewound_and_restored(spark: SparkSession, mounted: str, tmp_path: Path) -> None:
-    orders = make_orders(5, seed=31)
-    job = Job(tmp_path / "first", location=str(tmp_path / "state")).add(orders[:3])
-    checkpoint = f"{mounted}/first/checkpoint"
-    assert job.checkpoint == tmp_path / "first" / "checkpoint"
-    run(job, spark, checkpoint)
-    assert (job.checkpoint / "commits" / "2").exists(), "Spark reaches the directory by the other name"
+@pytest.mark.extended
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("step", [Step.LAST_ACK, Step.DURABLE])
+def test_a_driver_killed_elsewhere_loses_nothing(spark: SparkSession, tmp_path: Path, step: Step) -> None:
+    location = str(tmp_path / "state")
+    job = Job(tmp_path, location=location).add(make_orders(4, seed=8))
+    kill = {"at": step, "batch": 2, "marker": make_marker(tmp_path / "kill")}
+    arguments = {"parallelism": 2, "kills": [kill], "location": location, "scheme": SHELF}
+    driver = start_driver("ledger", tmp_path, arguments)
+    assert driver.wait() == -signal.SIGKILL, driver.end
+    with mounted(spark, SHELF, tmp_path) as place:
+        job = replace(job, mount=place)
+        job.run(job.ledger(spark, 3))
+    job.require_exact()
 
-    for needs_location in (lambda: statelog.rewind(checkpoint), lambda: statelog.savepoint(checkpoint, tmp_path / "x")):
-        with pytest.raises(ConfigurationError, match="keeps no state in a place of the scheme viewfs") as refused:
-            needs_location()
-        assert "location=" in refused.value.hint
-    assert statelog.rewind(checkpoint, location=job.location).taken_back == []
 
-    saved = statelog.savepoint(checkpoint, tmp_path / "savepoint", location=job.location)
-    assert saved.batch == 2
-    assert saved.rows == statelog.savepoint(job.checkpoint, tmp_path / "same", location=job.location).rows
-
-    [log] = (job.state / "log").iterdir()
-    log.write_bytes(log.read_bytes()[:-5])  # the last checkpoint is lost
-    done = statelog.rewind(checkpoint, location=job.location)
-    assert (done.taken_back, done.removed) == ([2], ["commits/2"])
-    assert done.moved_to == f"{checkpoint}/statelog-rewound/1"
-    assert (job.checkpoint / "statelog-rewound" / "1" / "commits" / "2").exists()
-    job.add(orders[3:])
-    run(job, spark, checkpoint)
-    answers = ledger_model(orders)
-    assert job.results() == {batch: answers[batch] for batch in range(5)}
-
-    other = replace(job.elsewhere("second"), location=str(tmp_path / "other state"))
-    restored = f"{mounted}/{other.checkpoint.relative_to(tmp_path)}"
-    with pytest.raises(ConfigurationError, match="keeps no state"):
-        statelog.restore(tmp_path / "savepoint", restored)
-    assert statelog.restore(tmp_path / "savepoint", restored, location=other.location).next_batch == 3
-    with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
-        statelog.restore(tmp_path / "savepoint", restored, location=other.location)
-    run(other, spark, restored)
-    assert other.results() == {batch: answers[batch] for batch in (3, 4)}
+def test_without_a_location_for_the_state_one_is_asked_for(spark: SparkSession, tmp_path: Path) -> None:
+    with mounted(spark, VIEW, tmp_path) as place:
+        job = Job(tmp_path, location=str(tmp_path / "state"), mount=place).add(make_orders(1, seed=31))
+        job.run(job.ledger(spark, 2))
+        checkpoint = job.checkpoint_location
+        for needs_location in (
+            lambda: statelog.rewind(checkpoint),
+            lambda: statelog.savepoint(checkpoint, tmp_path / "saved"),
+        ):
+            with pytest.raises(ConfigurationError, match="keeps no state in a place of the scheme viewfs") as refused:
+                needs_location()
+            assert "location=" in refused.value.hint
+        statelog.savepoint(checkpoint, tmp_path / "saved", location=job.location)
+        with pytest.raises(ConfigurationError, match="keeps no state"):
+            statelog.restore(tmp_path / "saved", place.of(tmp_path / "restored"))
+        with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
+            statelog.restore(tmp_path / "saved", checkpoint, location=str(tmp_path / "other state"))
+        failing = replace(job, root=tmp_path / "new", location=None, input_folder=job.input)
+        assert "Pass location=" in failing.fail(failing.ledger(spark, 2))

@@ -421,6 +421,14 @@ def test_a_range_behind_the_end_takes_one_request(service: Service) -> None:
     assert [request.headers["range"] for request in service.requests] == ["bytes=300-309", "bytes=300-", "bytes=0-4"]
 
 
+def test_an_empty_range_at_the_very_end_may_be_an_answer(service: Service) -> None:
+    """Azurite gives it."""
+    service.answer = lambda request, handler: handler.reply(206, b"", Content_Range="bytes 4-3/4")
+    for scheme in ("az", "s3", "gs"):
+        assert make_store(scheme).read("x", offset=4) == b""
+        assert make_store(scheme).read("x", offset=4, length=1) == b""
+
+
 def test_many_objects_are_deleted_by_few_requests(service: Service) -> None:
     service.answer = lambda request, handler: handler.reply(200, DELETED)
     names = [f"name-{number:03d}-" for number in range(600)]
@@ -553,6 +561,18 @@ def test_what_is_no_prefix_is_not_asked_for(service: Service, prefix: str) -> No
     with pytest.raises(ConfigurationError, match="is not a name of an object"):
         make_store().list(prefix)
     assert service.requests == []
+
+
+def test_backslashes_are_refused_where_they_would_become_slashes(service: Service) -> None:
+    make_store("s3").put("a\\b", b"")
+    assert len(service.requests) == 1
+    with pytest.raises(ConfigurationError, match="Azure, which takes a backslash for a slash"):
+        make_store("az").put("a\\b", b"")
+    for scheme in ("az", "abfs"):
+        with pytest.raises(ConfigurationError, match="holds a backslash, which Azure takes for a slash"):
+            open_store(f"{scheme}://container/a\\b")
+    open_store("s3://bucket/a\\b")
+    assert len(service.requests) == 1
 
 
 def test_names_may_hold_spaces(service: Service) -> None:

@@ -41,7 +41,10 @@ class SparkFiles(ABC):
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file in the place of any other of this name; readers see all of it or none."""
+        """Write a whole file in the place of any other of this name; readers see all of it or none.
+
+        Where a file system cannot replace a file in one step, a crash may leave no file of this name.
+        """
 
     @abstractmethod
     def move(self, source: str, target: str) -> None:

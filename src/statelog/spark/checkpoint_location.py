@@ -15,7 +15,7 @@ from statelog.savepoints.spark_files import DirectoryFiles, StoreFiles
 from statelog.spark import internals
 from statelog.spark.hadoop_files import HadoopFiles
 from statelog.storage.location import OBJECT_STORES, scheme_of
-from statelog.storage.open import local_path
+from statelog.storage.open import REGISTERED, local_path
 
 _LOCAL: Final = ("", "file")
 
@@ -50,17 +50,26 @@ def state_location(checkpoint: SparkCheckpoint, location: str | None) -> str:
 
     Raises ConfigurationError if that is None.
     """
-    home = f"{checkpoint.location.rstrip('/')}/{STATE_FOLDER}"
-    scheme = scheme_of(home)
-    if scheme in _LOCAL or scheme in OBJECT_STORES:
-        return home
-    if location is None:
+    if location is not None and not _has_store(checkpoint.location):
+        return location
+    return state_home(checkpoint.location)
+
+
+def state_home(checkpoint_location: str) -> str:
+    """The place for state below a checkpointLocation; ConfigurationError if no store of statelog's can be there."""
+    if not _has_store(checkpoint_location):
+        scheme = scheme_of(checkpoint_location)
         raise ConfigurationError(
-            f"{checkpoint.location}: statelog keeps no state in a place of the scheme {scheme}.",
+            f"{checkpoint_location}: statelog keeps no state in a place of the scheme {scheme}.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Pass location=, the directory or bucket of the operators' state.",
         )
-    return location
+    return f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}"
+
+
+def _has_store(location: str) -> bool:
+    scheme = scheme_of(location)
+    return scheme in _LOCAL or scheme in OBJECT_STORES or scheme in REGISTERED
 
 
 def read_logs(checkpoint: SparkCheckpoint, location: str | None) -> QueryLogs:

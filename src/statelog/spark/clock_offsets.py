@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from statelog.savepoints.spark_checkpoint import OFFSETS, SparkCheckpoint
+from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, SparkCheckpoint
 from statelog.savepoints.spark_logs import BatchOffsets
+from statelog.storage.store import if_present
 
 _log: Final = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ def fit_clock_offsets(spark: SparkCheckpoint, are_clocks: Sequence[bool]) -> lis
 
     Raises ConfigurationError for an unknown format of the log, and StorageError if it cannot be read or written.
     """
+    _complete(spark)
     replaced: list[int] = []
     clock_id = ""
     for batch in spark.batches(OFFSETS)[-2:]:
@@ -40,11 +43,34 @@ def fit_clock_offsets(spark: SparkCheckpoint, are_clocks: Sequence[bool]) -> lis
         fitted = entry.with_clocks(are_clocks, clock_id)
         if fitted is None:
             continue
-        copy = f"{_ASIDE}/{name}-{secrets.token_hex(4)}"
-        spark.files.write(copy, data)
+        spark.files.write(f"{_ASIDE}/{name}", data)
         spark.files.write(name, fitted.encode())
+        _keep_copy(spark, name)
         replaced.append(batch)
     if replaced:
         change = "added to" if any(are_clocks) else "removed from"
         _log.info("%s: the clock source was %s the offsets of batches %s", spark.location, change, replaced)
     return replaced
+
+
+def _complete(spark: SparkCheckpoint) -> None:
+    """Complete replacements that a crash has interrupted: where files cannot be replaced in one step, one may be lost.
+
+    A lost entry is the one that Spark would go on from, or the one before. If the batch before has no commit any more,
+    the query was set back since, and the entry is not missing.
+    """
+    for copy in spark.files.list(f"{_ASIDE}/{OFFSETS}"):
+        batch = copy.rpartition("/")[2]
+        if not batch.isdecimal():
+            continue
+        name = f"{OFFSETS}/{batch}"
+        is_lost = if_present(partial(spark.files.read, name)) is None
+        if is_lost and (batch == "0" or int(batch) - 1 in spark.batches(COMMITS)):
+            spark.files.write(name, spark.files.read(copy))
+        _keep_copy(spark, name)
+
+
+def _keep_copy(spark: SparkCheckpoint, name: str) -> None:
+    """Give the copy of a replaced entry a name of its own, by which it is no replacement under way."""
+    copy = f"{_ASIDE}/{name}"
+    spark.files.move(copy, f"{copy}-{secrets.token_hex(4)}")

@@ -35,7 +35,7 @@ from statelog.metrics import Measurements
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
 from statelog.spark.arrow_batches import lift_byte_limit
-from statelog.spark.checkpoint_location import open_checkpoint
+from statelog.spark.checkpoint_location import open_checkpoint, state_home
 from statelog.spark.clock_offsets import fit_clock_offsets
 from statelog.spark.clock_source import CLOCK_SOURCE
 from statelog.spark.encryption import encrypts_traffic
@@ -311,7 +311,7 @@ def _has_output(history: History, query: StreamingQuery, batch: int, session: Sp
 
 
 def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
-    return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
+    return plan.location or state_home(internals.checkpoint_location(query))
 
 
 def _config_of(plan: OperatorPlan, query: StreamingQuery, operators: QueryOperators | None = None) -> OperatorConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -61,13 +61,21 @@ class HadoopFiles(SparkFiles):
         with self._reported("write", name):
             path = self._path(name)
             self._manager.mkdirs(path.getParent())
-            stream = self._manager.createAtomic(path, True)
-            try:
-                stream.write(data)
-            except Py4JJavaError:
-                stream.cancel()
-                raise
-            stream.close()
+            replaces = self._manager.exists(path)
+            self._create(path, data)
+            if replaces and self.read(name) != data:
+                # The file system's rename replaces no file, and Spark's file manager takes that for success.
+                self._manager.delete(path)
+                self._create(path, data)
+
+    def _create(self, path: Any, data: bytes) -> None:
+        stream = self._manager.createAtomic(path, True)
+        try:
+            stream.write(data)
+        except Py4JJavaError:
+            stream.cancel()
+            raise
+        stream.close()
 
     def move(self, source: str, target: str) -> None:
         # A copy: Spark's file manager has no rename, and in an object store none is atomic. The files are small.

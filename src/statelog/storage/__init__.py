@@ -9,7 +9,7 @@ The life of a store:
 1. A user writes a location. `location` parses it, and `open` makes its store: one of the two below, or one that a
    user has registered. `open` also tells which locations are one place.
 2. `local` keeps objects as files (system calls: `posix`), `objects` keeps them in a bucket (clients: `object_client`,
-   meaning of failures: `object_errors`). Both make each request once.
+   credentials of a profile: `aws_profile`, meaning of failures: `object_errors`). Both make each request once.
 3. `retry` wraps the store of a bucket: it attempts a request until it succeeds or its policy ends it. `hedging` decides
    when a slow write gets a second attempt, `races` runs attempts in threads. `wrapper` is the base of such stores.
 4. `probe` checks, before anything depends on the store, that it honours the contract and that hosts see the same place.

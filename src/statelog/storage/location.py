@@ -59,6 +59,11 @@ class ObjectLocation:
             )
         if not name or (slash and any(part in ("", ".", "..") for part in folder.split("/"))):
             raise ConfigurationError(f"The location {location} is malformed.", hint=_HINT)
+        if service == "az" and "\\" in folder:
+            raise ConfigurationError(
+                f"The location {location} holds a backslash, which Azure takes for a slash.",
+                hint="Choose a folder without backslashes.",
+            )
         return ObjectLocation(service, bucket, folder)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from statelog.errors import ConfigurationError, StorageError
+from statelog.storage.aws_profile import profile_arguments
 from statelog.storage.location import AZURE_HOST
 
 Client = S3Store | GCSStore | AzureStore
@@ -66,8 +68,7 @@ class Clients:
         settings = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
         made_with, client = self._made.get(bucket, (None, None))
         if client is None or made_with != settings:
-            _require_addresses(settings)
-            client = _make_client(bucket)
+            client = _make_client(bucket, settings)
             self._were_used = True  # first, as another thread may fork at any time
             self._made[bucket] = settings, client
         return client
@@ -82,25 +83,29 @@ class Clients:
         self._is_fork = self._were_used
 
 
-def _require_addresses(settings: dict[str, str]) -> None:
+def _require_addresses(settings: Mapping[str, str], whose: str) -> None:
     for name, value in settings.items():
         if ("ENDPOINT" in name or name.endswith("_URL")) and not value.startswith(("http://", "https://")):
             # The client library would fail with an assertion instead.
             raise ConfigurationError(
-                f"The environment's {name} does not start with http:// or https://.", hint="Write it as an address."
+                f"The {whose} {name} does not start with http:// or https://.", hint="Write it as an address."
             )
 
 
-def _make_client(bucket: Bucket) -> Client:
-    """Make a client; everything but bucket and limits comes from the environment."""
+def _make_client(bucket: Bucket, settings: Mapping[str, str]) -> Client:
+    """Make a client; everything but bucket and limits comes from the environment, or the profile that it names."""
+    _require_addresses(settings, "environment's")
+    profile, credentials = profile_arguments(settings) if bucket.service == "s3" else ({}, {})
+    _require_addresses(profile, "profile's")
     # Limits go among the settings: client_options would replace those of the environment.
-    config: Any = {"timeout": f"{round(bucket.timeout_s * 1000)} ms", "connect_timeout": _CONNECT_TIMEOUT}
+    limits = {"timeout": f"{round(bucket.timeout_s * 1000)} ms", "connect_timeout": _CONNECT_TIMEOUT}
+    config: Any = {**profile, **limits}
     # No retries by the client: it would take an object that its own first attempt created for somebody else's.
     name, _, account = bucket.name.partition("@")
     if account:
         config["account_name"] = account.removesuffix(AZURE_HOST)
     try:
-        return _CLASSES[bucket.service](name, config=config, retry_config={"max_retries": 0})
+        return _CLASSES[bucket.service](name, config=config, retry_config={"max_retries": 0}, **credentials)
     except Exception as error:
         reason = str(error).partition("\n")[0].rpartition("error: ")[2]
         raise ConfigurationError(

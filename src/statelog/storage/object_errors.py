@@ -16,6 +16,11 @@ _CAUSE: Final = re.compile(r'\b(?:message|error): "([^"]+)"')
 _CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 _CREDENTIALS: Final = re.compile(r"TokenRequest|/latest/(?:api/token|meta-data|dynamic)")
+# Said by the client library before the error of a profile's credentials, and by botocore without a connection.
+_PROFILE: Final = re.compile(r"External AWS credential provider: ([^\n]+)")
+_NO_CONNECTION: Final = re.compile(
+    r"\b(?:EndpointConnection|Connect(?:ion)?Timeout|ReadTimeout|ConnectionClosed|HTTPClient)Error:"
+)
 _URL: Final = re.compile(r"https?://\S+")
 
 _BUSY: Final = frozenset(("SlowDown", "ServerBusy", "Throttling", "ThrottlingException", "RequestLimitExceeded"))
@@ -66,6 +71,11 @@ class Answer:
         return self.status == 412 or (self.status == 409 and self.code == "BlobAlreadyExists")
 
 
+def is_behind_end(error: BaseException) -> bool:
+    """Whether a range was asked for that begins behind the last byte; Azurite answers that at the very end."""
+    return Answer.of(error).status == 416 or "Wanted range starting at" in str(error)
+
+
 def storage_error(error: BaseException, operation: str, where: str, *, missing: bool = False) -> StorageError:
     """Turn an error of obstore into a StorageError; with `missing`, a missing object has a kind of its own.
 
@@ -80,6 +90,11 @@ def storage_error(error: BaseException, operation: str, where: str, *, missing: 
     else:
         kind, hint = _judge(answer)
     reason = _reason(answer) or _first_line(error)
+    if said := _first(_PROFILE, str(error)):
+        is_transient = _NO_CONNECTION.search(said) is not None
+        kind = ErrorKind.STORE_UNAVAILABLE if is_transient else ErrorKind.STORE_FAILED
+        reason = f"the profile that AWS_PROFILE names gives no credentials: {_URL.sub('(address)', said)[:_LONGEST]}"
+        hint = "Check the profile on this host, or log in again (aws sso login); see docs/object-stores.md."
     if _CREDENTIALS.search(str(error)):
         reason = f"no credentials, and where they can be asked for: {reason}"
         hint = "Set credentials in the environment of driver and executors; see docs/object-stores.md."

@@ -12,7 +12,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.storage.location import ObjectLocation
 from statelog.storage.object_client import Bucket, Client, Clients
-from statelog.storage.object_errors import Answer, storage_error
+from statelog.storage.object_errors import Answer, is_behind_end, storage_error
 from statelog.storage.store import ObjectInfo, Store
 
 # The client library's threads and connections belong to the process, so the clients do too.
@@ -55,8 +55,8 @@ class ObjectStore(Store):
                     return bytes(client.get_range(key, start=offset, length=length))
                 return bytes(client.get(key, options={"range": {"offset": offset}} if offset else {}).bytes())
             except BaseError as error:
-                if Answer.of(error).status == 416:
-                    return b""  # the range begins behind the last byte
+                if is_behind_end(error):
+                    return b""
                 raise
 
     def size_bytes(self, name: str) -> int:
@@ -107,6 +107,11 @@ class ObjectStore(Store):
         _CLIENTS.forget(self._bucket)
 
     def _key(self, name: str) -> str:
+        if self._bucket.service == "az" and "\\" in name:
+            raise ConfigurationError(
+                f"{name!r} is not a name of an object in Azure, which takes a backslash for a slash.",
+                hint="Choose a name without backslashes.",
+            )
         if any(part in ("", ".", "..") for part in name.split("/")) or any(ord(c) < 32 or ord(c) == 127 for c in name):
             raise _bad_name(name)
         return self._folder + name

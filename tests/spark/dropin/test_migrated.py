@@ -12,6 +12,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore, When
 from tests.spark.dropin import processors
 from tests.spark.dropin.scenarios import SPARK, STATELOG, Answer, Leg, Run, Scenario, add_input, rows, settings
 from tests.spark.dropin.test_same_as_spark import ROCKSDB, SCENARIOS, require_same
+from tests.spark.file_systems import SHELF, mounted
 from tests.unit.test_crash_points import Killed
 
 pytestmark = pytest.mark.spark
@@ -65,8 +67,8 @@ class Story:
         The batch that the first leg begins and does not commit.
     options : Options
         Those of the migration and of the query.
-    has_location : bool
-        Whether the state has a location of its own.
+    scheme : str
+        If not empty, the state has a location of its own, and Spark's files are reached by this scheme.
     expiring : tuple of str
         States whose expirations are compared with those that Spark reads.
     """
@@ -74,7 +76,7 @@ class Story:
     scenario: Scenario
     fails_in: int | None = None
     options: Options = field(default_factory=Options)
-    has_location: bool = False
+    scheme: str = ""
     expiring: tuple[str, ...] = ()
 
 
@@ -106,7 +108,7 @@ STORIES: dict[str, Callable[[], Story]] = {
     "event time, a batch with rows was begun": lambda: Story(SCENARIOS["event time"](), fails_in=2),
     "event time, a batch without rows was begun": lambda: Story(SCENARIOS["event time"](), fails_in=4),
     "event time with a delay, in pandas mode": lambda: Story(_cut("event time with a delay, in pandas mode", 2)),
-    "timers of processing time": lambda: Story(SCENARIOS["timers of processing time"](), has_location=True),
+    "timers of processing time": lambda: Story(SCENARIOS["timers of processing time"](), scheme=SHELF),
     "expiry, with a heartbeat": lambda: Story(
         SCENARIOS["expiry"](),
         options=Options(heartbeat_s=60),
@@ -124,7 +126,7 @@ def test_every_later_batch_is_the_same(session: SparkSession, tmp_path: Path, na
     first, *later = story.scenario.legs
     assert later
     own_arguments: dict[str, Any] = {"uid": "own", "options": story.options}
-    if story.has_location:
+    if story.scheme:
         own_arguments["location"] = str(tmp_path / "state")
     engine = replace(STATELOG, own_arguments=lambda uid: {**own_arguments, "parallelism": 2})
     (tmp_path / "input").mkdir()
@@ -135,7 +137,9 @@ def test_every_later_batch_is_the_same(session: SparkSession, tmp_path: Path, na
         committed = max(int(path.name) for path in (tmp_path / "spark" / "commits").glob("[0-9]*"))
         assert story.fails_in in (None, committed + 1)
         before = _contents(tmp_path / "spark")
-        done = statelog.migrate(tmp_path / "spark", tmp_path / "statelog", **own_arguments)
+        with mounted(session, story.scheme, tmp_path) if story.scheme else nullcontext() as place:
+            old, new = (place.of(path) if place else path for path in (tmp_path / "spark", tmp_path / "statelog"))
+            done = statelog.migrate(old, new, **own_arguments)
         assert _contents(tmp_path / "spark") == before, "the old checkpoint is only read"
         assert done.next_batch == committed + 1
         for state in story.expiring:
@@ -150,7 +154,7 @@ def test_every_later_batch_is_the_same(session: SparkSession, tmp_path: Path, na
             _run(tmp_path, story.scenario, leg, [sparks, own])
     assert sparks.answer
     require_same(sparks.answer, own.answer)
-    location = tmp_path / ("state" if story.has_location else "statelog")
+    location = tmp_path / ("state" if story.scheme else "statelog")
     assert not statelog.verify(location).damages
     assert not statelog.delete_orphans(location, min_age_s=-60, dry_run=True)
 

@@ -18,15 +18,18 @@ from pyspark.sql import DataFrame, SparkSession
 
 from statelog import Observer, Options
 from tests.spark.faults import KillAt, KillAtMany, StallAt, wait_until
+from tests.spark.file_systems import mount
 from tests.spark.support import Job, Ledger, make_session
 
 
 def main(arguments: dict[str, Any]) -> None:
     """Run the query over all input that is there."""
     root = Path(arguments["root"])
-    session = make_session(arguments.get("master", "local[2]"))
+    place = mount(arguments["scheme"], root) if arguments.get("scheme") else None
+    settings = {} if place is None else {f"spark.hadoop.{name}": value for name, value in place.settings.items()}
+    session = make_session(arguments.get("master", "local[2]"), settings)
     note_jvm(session, arguments)
-    job = Job(root, arguments.get("uid"), arguments.get("location"))
+    job = Job(root, arguments.get("uid"), arguments.get("location"), mount=place)
     options = Options(observer=_observer(arguments), **arguments.get("options", {}))
     df = job.ledger(session, arguments["parallelism"], options, Ledger(arguments.get("poison", "")))
     if "kill_seed" in arguments:
