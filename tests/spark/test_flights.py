@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from examples.flights.compare import History, differences
-from examples.flights.supervisor import JobFailedError, Run, plan_runs, supervise
+from examples.flights.supervisor import Run, plan_runs, supervise
+from examples.sessions import JobFailedError
 
 REPOSITORY = Path(__file__).parents[2]
 DAYS = 8
