@@ -18,8 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from examples.flights.data import DAYS, write_days
 from examples.flights.pictures import write_timeline
 from examples.flights.report import Report, make_report, print_report
-from examples.flights.supervisor import JobFailedError, Kill, Run, plan_runs, run_module, supervise
+from examples.flights.supervisor import Kill, Run, plan_runs, run_module, supervise
 from examples.flights.telemetry import Event
+from examples.processes import JobFailedError
 
 _FEWEST_BATCHES: Final = 8  # with fewer, two kills could meet in one batch
 _LOG_LINES: Final = 30

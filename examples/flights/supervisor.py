@@ -6,10 +6,8 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -18,17 +16,14 @@ from typing import Final
 import psutil
 
 from examples.flights.telemetry import Event, EventReader, request_pause
+from examples.processes import JobFailedError, members, open_session
 from statelog import Step
 
-__all__ = ["JobFailedError", "Kill", "Run", "Target", "plan_runs", "run_module", "supervise"]
+__all__ = ["Kill", "Run", "Target", "plan_runs", "run_module", "supervise"]
 
 _PARALLELISMS: Final = (2, 3, 1)
-_REPOSITORY: Final = Path(__file__).parents[2]
 _POLL_S: Final = 0.05
 _SILENCE_LIMIT_S: Final = 180.0
-_END_LIMIT_S: Final = 20.0
-# The job starts often and runs briefly, on few cores: compiling less and collecting serially halves its CPU time.
-_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Target(StrEnum):
@@ -92,10 +87,6 @@ class Run:
         return [event for event in self.events if event["event"] == kind]
 
 
-class JobFailedError(Exception):
-    """The job ended or fell silent, and not because it was killed."""
-
-
 def plan_runs(batches: int, seed: int) -> list[Run]:
     """Spread the kills over the batches: a worker and the driver in the first run, the JVM in the second."""
     source = random.Random(seed)
@@ -144,7 +135,7 @@ def supervise(
     for kill in run.kills:
         request_pause(telemetry, kill.step, kill.batch)
     run.started_s = time.time()
-    with _session(command, work, log) as process:
+    with open_session(command, work, log) as process:
         for event in _follow(process, EventReader(telemetry)):
             run.events.append(event)
             on_event(event)
@@ -164,55 +155,8 @@ def supervise(
 
 def run_module(command: Sequence[str], work: Path, log: Path) -> int:
     """Run a module with arguments to its end; its exit code is returned."""
-    with _session(command, work, log) as process:
+    with open_session(command, work, log) as process:
         return process.wait()
-
-
-@contextmanager
-def _session(command: Sequence[str], work: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a module in a session of its own, of which nothing is left afterwards.
-
-    Descendants whose parent was killed still belong to the session; and a Ctrl-C on the terminal does not
-    reach it.
-    """
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=work,
-            env=_environment(work),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    limit_s = 0.0
-    try:
-        yield process
-        # Spark's processes end by themselves when one of them is gone, as they would under any supervisor.
-        limit_s = _END_LIMIT_S
-    finally:
-        deadline_s = time.monotonic() + limit_s
-        while process.poll() is None or _members(process.pid):
-            if time.monotonic() >= deadline_s:
-                for member in _members(process.pid):
-                    _kill_quietly(member)
-            time.sleep(_POLL_S)
-
-
-def _environment(work: Path) -> dict[str, str]:
-    """The job's environment: it finds this package, and its scratch files are below the working directory."""
-    paths = [str(_REPOSITORY), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    scratch = work / "scratch"
-    scratch.mkdir(exist_ok=True)
-    return {
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths),
-        "SPARK_LOCAL_DIRS": str(scratch),
-        "SPARK_SUBMIT_OPTS": f"{_JVM_OPTIONS} -Djava.io.tmpdir={scratch}",
-        "TMPDIR": str(scratch),
-    }
 
 
 def _follow(process: subprocess.Popen[bytes], reader: EventReader) -> Iterator[Event]:
@@ -236,21 +180,4 @@ def _victim(target: Target, job: int, event: Event) -> int:
         return job
     if target is Target.WORKER:
         return int(event["pid"])
-    return next(member for member in _members(job) if psutil.Process(member).name() == "java")
-
-
-def _members(session: int) -> list[int]:
-    """The living processes of a session."""
-    return [process.pid for process in psutil.process_iter() if _is_member(process, session)]
-
-
-def _is_member(process: psutil.Process, session: int) -> bool:
-    try:
-        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
-    except (OSError, psutil.Error):
-        return False
-
-
-def _kill_quietly(process_id: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process_id, signal.SIGKILL)
+    return next(member for member in members(job) if psutil.Process(member).name() == "java")

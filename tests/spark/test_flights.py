@@ -14,7 +14,8 @@ from matplotlib.lines import Line2D
 
 from examples.flights.compare import History, differences
 from examples.flights.pictures import draw_timeline
-from examples.flights.supervisor import JobFailedError, Kill, Run, Target, plan_runs, supervise
+from examples.flights.supervisor import Kill, Run, Target, plan_runs, supervise
+from examples.processes import JobFailedError
 from statelog import Step
 
 REPOSITORY = Path(__file__).parents[2]

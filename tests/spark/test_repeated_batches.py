@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+import statelog
 from statelog import CheckpointMetrics, Observer, Options
 from tests.spark.faults import make_marker, wait_until
 from tests.spark.support import Job, Salted, make_orders, start_driver
@@ -107,6 +108,22 @@ def test_a_batch_repeated_after_a_failure_of_the_sink_counts_once(spark: SparkSe
         assert "the sink is full" in job.fail(job.ledger(spark, parallelism), save)
     job.run(job.ledger(spark, 2))
 
+    job.require_exact()
+
+
+def test_a_sink_that_has_a_repeated_batch_may_leave_it_out(spark: SparkSession, tmp_path: Path) -> None:
+    """The driver dies between the sink's commit and Spark's, of the last batch. Spark's file sink does the same."""
+    job = Job(tmp_path).add(make_orders(2, seed=76))
+    job.run(job.ledger(spark, 2))
+    for name in ("1", ".1.crc"):
+        (job.checkpoint / "commits" / name).unlink()
+
+    left_out: list[int] = []
+    again = job.start(job.ledger(spark, 3), lambda df, batch: left_out.append(batch))
+    again.awaitTermination()
+    assert (left_out, statelog.error_of(again)) == ([1], None)
+    job.add(make_orders(1, seed=78))
+    job.run(job.ledger(spark, 1))
     job.require_exact()
 
 

@@ -20,7 +20,7 @@ from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request, TaskId, T
 from statelog.checkpoint.query_operators import OperatorChanges, noted_location
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
-from statelog.log.entry import QueryOperators
+from statelog.log.entry import Entry, QueryOperators
 from statelog.log.open import (
     INITIAL_FOLDER,
     RUNS_FOLDER,
@@ -349,10 +349,7 @@ def _store_initial(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _S
     Raises ConfigurationError if the location belongs to another query. It is not claimed yet, so nothing of other
     starts is removed here; the claim removes their orphans.
     """
-    location = _location(plan, query)
-    store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
-    root = operator_folder(store, plan.uid)
-    entries = open_log(store, root, plan.options, SystemClock()).read()
+    location, root, entries = _stored(plan, query)
     # Whether it was really added to the query is found out when its first task calls; then the objects are orphans.
     first_batch = internals.first_batch(query)
     if not begins_state(entries, str(query.id), first_batch, lambda: True):
@@ -368,6 +365,14 @@ def _store_initial(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _S
     return _StoredInitial(rows, store_tables(plan.tables, plan.key_schema, plan.parallelism, place))
 
 
+def _stored(plan: OperatorPlan, query: StreamingQuery) -> tuple[str, str, list[Entry]]:
+    """An operator's location, its folder there, and the entries of its log."""
+    location = _location(plan, query)
+    store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
+    root = operator_folder(store, plan.uid)
+    return location, root, open_log(store, root, plan.options, SystemClock()).read()
+
+
 def _incomplete_end(
     plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator | None
 ) -> StateMissingError | None:
@@ -376,6 +381,10 @@ def _incomplete_end(
     if batch is None:
         return None
     if coordinator is None:
+        # A sink that has got the batch in an earlier start leaves it out, and then the checkpoint of that start counts.
+        checkpoint = History(_stored(plan, query)[2]).at(batch)
+        if checkpoint is not None and checkpoint.batch_time_ms == internals.batch_time(query, batch).time_ms:
+            return None
         return incomplete_batch(batch, None, plan.parallelism, f"operator '{plan.uid}' at {_location(plan, query)}")
     try:
         coordinator.require_committed(batch)
