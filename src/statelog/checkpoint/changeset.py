@@ -50,8 +50,8 @@ class PartsWriter:
     """Stores the rows of one attempt; many rows in parts, while the batch runs.
 
     A part is written during the batch once its rows take `upload_part_bytes` of the options in memory, and more than
-    the coordinator's `inline_bytes`. The last part is sent with the ack if it has at most so many bytes or no rows. As a
-    context manager it deletes the attempt's objects if the block fails.
+    the coordinator's `inline_bytes`. The last part is sent with the ack if it has at most so many bytes, or no rows. As
+    a context manager it deletes the attempt's objects if the block fails.
     """
 
     def __init__(self, parts: Parts, attempt: Attempt, begun: Begun) -> None:
