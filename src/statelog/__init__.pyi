@@ -39,7 +39,17 @@ from .errors import (
     StateMissingError,
     StorageError,
 )
-from .metrics import CheckpointMetrics, Metric, Observer, Recorded, RestoreMetrics, RestoreProgress, Step
+from .metrics import (
+    CheckpointMetrics,
+    Meaning,
+    Metric,
+    Observer,
+    Recorded,
+    RestoreMetrics,
+    RestoreProgress,
+    Step,
+    meanings,
+)
 from .operators.keyed.values import AggregateFunction
 from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from .operators.unkeyed.states import BroadcastState, OperatorListState
@@ -115,6 +125,7 @@ __all__ = [
     "Last",
     "Max",
     "Mean",
+    "Meaning",
     "Metric",
     "Min",
     "ObjectInfo",
@@ -177,6 +188,7 @@ __all__ = [
     "list_orphans",
     "list_pins",
     "list_states",
+    "meanings",
     "migrate",
     "on_time",
     "open_state",

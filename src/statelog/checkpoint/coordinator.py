@@ -314,7 +314,7 @@ class Coordinator:
             outcome = self._accept(batch, accepted)
             if len(batch.acks) == self._config.parallelism:
                 self._commit(batch, received_s)
-            return Acked(outcome)
+            return Acked(outcome, [] if batch.metrics is None else list(batch.metrics.numbers().values()))
 
     def require_committed(self, batch: int) -> None:
         """Raise StateMissingError if a batch that Spark has committed has no checkpoint.
@@ -401,9 +401,10 @@ class Coordinator:
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         log_files = self._log.files_made - files_before
         measured = self._measurements.take()
-        self._options.observer.checkpoint(
-            checkpoint_metrics(batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured)
+        batch.metrics = checkpoint_metrics(
+            batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured
         )
+        self._options.observer.checkpoint(batch.metrics)
         self._inventory.release(batch.durable, oldest, self._log, changes_from)
 
     def _oldest_retained(self, batch: Batch) -> int:
