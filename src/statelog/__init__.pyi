@@ -39,6 +39,8 @@ from .errors import (
     StateMissingError,
     StorageError,
 )
+from .exporters.opentelemetry import export_to_opentelemetry
+from .exporters.prometheus import MetricsServer, prometheus_collector, serve_metrics
 from .metrics import (
     CheckpointMetrics,
     Meaning,
@@ -127,6 +129,7 @@ __all__ = [
     "Mean",
     "Meaning",
     "Metric",
+    "MetricsServer",
     "Min",
     "ObjectInfo",
     "Observer",
@@ -179,6 +182,7 @@ __all__ = [
     "delete_orphans",
     "doctor",
     "error_of",
+    "export_to_opentelemetry",
     "fall_back",
     "forget",
     "key_by",
@@ -194,6 +198,7 @@ __all__ = [
     "open_state",
     "pin",
     "process",
+    "prometheus_collector",
     "read_changes",
     "read_diff",
     "read_history",
@@ -204,6 +209,7 @@ __all__ = [
     "restore",
     "rewind",
     "savepoint",
+    "serve_metrics",
     "spark_conf",
     "stats",
     "unpin",
