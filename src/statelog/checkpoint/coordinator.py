@@ -43,6 +43,7 @@ from statelog.checkpoint.protocol import (
 from statelog.checkpoint.query_operators import OperatorChanges
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
 from statelog.checkpoint.settings import Inherited, inherit
+from statelog.checkpoint.slow import SlowCheckpoints
 from statelog.checkpoint.views import Views
 from statelog.clock import Clock
 from statelog.errors import FencedError, ProtocolError, StatelogError, StorageError
@@ -116,6 +117,9 @@ class Coordinator:
         self._stopped: StatelogError | None = None
         self._is_closed = False
         self._held_batches: list[int] = []
+        self._large: set[int] = set()
+        """Subtasks of an unkeyed operator that have been warned of a large snapshot."""
+        self._slow = SlowCheckpoints(self._name)
         self._restoring = RestoringSubtasks(config, options.observer, self._name)
 
     @property
@@ -302,7 +306,10 @@ class Coordinator:
             batch = self._require_begun(ack.task)
             require_own_segments(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
             if ack.last.length > LARGE_SNAPSHOT_BYTES and not self._config.has_keys:
-                _log.warning(
+                level = logging.DEBUG if ack.task.subtask in self._large else logging.WARNING
+                self._large.add(ack.task.subtask)
+                _log.log(
+                    level,
                     "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that"
                     " changes it; keep large states by key",
                     self._name,
@@ -405,6 +412,7 @@ class Coordinator:
             batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured
         )
         self._options.observer.checkpoint(batch.metrics)
+        self._slow.note(batch.metrics, [accepted.ack for accepted in acks])
         self._inventory.release(batch.durable, oldest, self._log, changes_from)
 
     def _oldest_retained(self, batch: Batch) -> int:
