@@ -39,7 +39,19 @@ from .errors import (
     StateMissingError,
     StorageError,
 )
-from .metrics import CheckpointMetrics, Metric, Observer, Recorded, RestoreMetrics, RestoreProgress, Step
+from .exporters.opentelemetry import export_to_opentelemetry
+from .exporters.prometheus import MetricsServer, prometheus_collector, serve_metrics
+from .metrics import (
+    CheckpointMetrics,
+    Meaning,
+    Metric,
+    Observer,
+    Recorded,
+    RestoreMetrics,
+    RestoreProgress,
+    Step,
+    meanings,
+)
 from .operators.keyed.values import AggregateFunction
 from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from .operators.unkeyed.states import BroadcastState, OperatorListState
@@ -116,7 +128,9 @@ __all__ = [
     "Last",
     "Max",
     "Mean",
+    "Meaning",
     "Metric",
+    "MetricsServer",
     "Min",
     "ObjectInfo",
     "Observer",
@@ -169,6 +183,7 @@ __all__ = [
     "delete_orphans",
     "doctor",
     "error_of",
+    "export_to_opentelemetry",
     "fall_back",
     "forget",
     "key_by",
@@ -178,11 +193,13 @@ __all__ = [
     "list_orphans",
     "list_pins",
     "list_states",
+    "meanings",
     "migrate",
     "on_time",
     "open_state",
     "pin",
     "process",
+    "prometheus_collector",
     "read_changes",
     "read_diff",
     "read_history",
@@ -193,6 +210,7 @@ __all__ = [
     "restore",
     "rewind",
     "savepoint",
+    "serve_metrics",
     "spark_conf",
     "stats",
     "unpin",

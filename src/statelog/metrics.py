@@ -4,40 +4,47 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Final
+from functools import cache
+from typing import Any, Final, Self
 
 _KEPT: Final = 1000
+_MEANING: Final = "meaning"
+_NO_TIME_MS: Final = -(1 << 63)
 
 
 class Metric(StrEnum):
     """The metrics. Those with a unit or ``per`` in their name are distributions, the others are counters."""
 
-    STATE_FETCHES = "state_fetches"
-    """Tasks that fetched state, because their executor had none or not all of it."""
-    UPLOAD_REQUESTS = "upload_requests"
-    """Objects to be written."""
-    UPLOAD_FAILURES = "upload_failures"
-    """Objects that could not be written by any attempt."""
-    UPLOAD_RETRIES = "upload_retries"
-    """Attempts started because the previous one had failed."""
-    UPLOAD_HEDGES = "upload_hedges"
-    """Attempts started because the previous one took long."""
-    SLOW_DOWNS = "slow_downs"
-    """Answers in which the store asked for fewer requests."""
-    READ_RETRIES = "read_retries"
-    """Repeated requests other than writes."""
-    ATTEMPTS_PER_UPLOAD = "attempts_per_upload"
-    """Number of the attempt that succeeded, from 1."""
-    TOTAL_ATTEMPTS_PER_UPLOAD = "total_attempts_per_upload"
-    """Number of attempts started, including those that came too late to count."""
-    UPLOAD_LATENCY_S = "upload_latency_s"
-    """Time from the first attempt to the success."""
-    UPLOAD_SIZE_BYTES = "upload_size_bytes"
-    """Size of the object."""
-    UPLOAD_QUEUE_BYTES = "upload_queue_bytes"
-    """Bytes of a subtask that were waiting or being written when an upload was added."""
+    meaning: str
+    """A sentence."""
+
+    def __new__(cls, name: str, meaning: str) -> Self:
+        """A member from its name and its meaning."""
+        member = str.__new__(cls, name)
+        member._value_, member.meaning = name, meaning
+        return member
+
+    STATE_FETCHES = "state_fetches", "Tasks that fetched state, because their executor had none or not all of it."
+    UPLOAD_REQUESTS = "upload_requests", "Objects to be written."
+    UPLOAD_FAILURES = "upload_failures", "Objects that could not be written by any attempt."
+    UPLOAD_RETRIES = "upload_retries", "Attempts started because the previous one had failed."
+    UPLOAD_HEDGES = "upload_hedges", "Attempts started because the previous one took long."
+    SLOW_DOWNS = "slow_downs", "Answers in which the store asked for fewer requests."
+    READ_RETRIES = "read_retries", "Repeated requests other than writes."
+    ATTEMPTS_PER_UPLOAD = "attempts_per_upload", "Number of the attempt that succeeded, from 1."
+    TOTAL_ATTEMPTS_PER_UPLOAD = (
+        "total_attempts_per_upload",
+        "Number of attempts started, including those that came too late to count.",
+    )
+    UPLOAD_LATENCY_S = "upload_latency_s", "Time from the first attempt to the success."
+    UPLOAD_SIZE_BYTES = "upload_size_bytes", "Size of the object."
+    UPLOAD_QUEUE_BYTES = (
+        "upload_queue_bytes",
+        "Bytes of a subtask that were waiting or being written when an upload was added.",
+    )
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,33 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True)
+class Meaning:
+    """What a number of :class:`CheckpointMetrics` means: the source of the documentation and of all exported names.
+
+    Parameters
+    ----------
+    text : str
+        A sentence.
+    unit : {"", "rows", "bytes", "seconds", "milliseconds"}
+        Empty for a number of the things that the name says.
+    adds_up : bool
+        Whether the numbers of successive checkpoints add up; otherwise each replaces the one before.
+    """
+
+    text: str
+    unit: str = ""
+    adds_up: bool = False
+
+
+def _number(text: str, unit: str = "", *, adds_up: bool = False, **default: Any) -> Any:
+    return field(metadata={_MEANING: Meaning(text, unit, adds_up)}, **default)
+
+
+@dataclass(frozen=True)
 class CheckpointMetrics:
     """The measurements of one checkpoint.
+
+    :func:`meanings` has the meanings and units of the numbers; docs/metrics.md lists them.
 
     Parameters
     ----------
@@ -118,37 +150,6 @@ class CheckpointMetrics:
         The query and the operator.
     batch : int
         Spark's batch id.
-    revision : int
-        How often a later attempt with another result replaced an earlier one.
-    parallelism : int
-        Number of subtasks.
-    input_rows, late_rows, changes : int
-        Rows read, late rows among them (dropped, or returned in a `lateColumn`), and changes logged; sums over all
-        subtasks.
-    watermark_ms : int
-        The watermark of the batch, milliseconds since the Unix epoch.
-    changed_bytes : int
-        Stored size of the changesets.
-    objects : int
-        Objects written for the checkpoint, including the log entry unless it was appended to a file.
-    commit_s : float
-        Time from the last ack until the log entry is durable.
-    subtask_s : float
-        The longest time that a subtask spent on the checkpoint before its ack: encoding its changes, writing the local
-        run, and an upload.
-    base_bytes, log_bytes : int
-        Size of the materialized keyed state, and of the changesets since, which a restart would read too.
-    materialized, materialized_bytes : int
-        Subtasks whose materialized state counts from this checkpoint on, and the bytes that they newly stored for it.
-    materialization_failures : int
-        Subtasks that reported a failed materialization with this checkpoint.
-    stored_bytes, needed_bytes : int
-        Size of the files that hold operator state, large changesets and materialized runs, and of their part that is
-        still needed.
-    restore_s : float
-        The longest time of a subtask from the answer to its begin until its state could be read.
-    restored_bytes : int
-        Stored size of the runs from which subtasks fetched state that their local copies lacked.
     measured : Recorded
         Measurements of driver and tasks since the previous checkpoint; see :class:`statelog.Metric`.
     """
@@ -156,26 +157,62 @@ class CheckpointMetrics:
     query_id: str
     uid: str
     batch: int
-    revision: int
-    parallelism: int
-    input_rows: int
-    late_rows: int
-    watermark_ms: int
-    changes: int
-    changed_bytes: int
-    objects: int
-    commit_s: float
-    subtask_s: float
-    base_bytes: int = 0
-    log_bytes: int = 0
-    materialized: int = 0
-    materialized_bytes: int = 0
-    materialization_failures: int = 0
-    stored_bytes: int = 0
-    needed_bytes: int = 0
-    restore_s: float = 0.0
-    restored_bytes: int = 0
+    revision: int = _number("How often a later attempt with another result replaced an earlier one.")
+    parallelism: int = _number("Subtasks.")
+    input_rows: int = _number("Rows read.", "rows", adds_up=True)
+    late_rows: int = _number("Late rows read, dropped or returned in a `lateColumn`.", "rows", adds_up=True)
+    watermark_ms: int = _number("The watermark of the batch, since the Unix epoch.", "milliseconds")
+    changes: int = _number("Changes of state that were logged.", adds_up=True)
+    changed_bytes: int = _number("Stored size of the changesets.", "bytes", adds_up=True)
+    objects: int = _number(
+        "Objects written for the checkpoint, with the log entry unless it was appended to a file.", adds_up=True
+    )
+    commit_s: float = _number("Time from the last ack until the log entry was durable.", "seconds", adds_up=True)
+    subtask_s: float = _number(
+        "Longest time of a subtask before its ack: encoding its changes, writing the local run, and an upload.",
+        "seconds",
+        adds_up=True,
+    )
+    base_bytes: int = _number("Size of the materialized keyed state.", "bytes", default=0)
+    log_bytes: int = _number("Size of the changesets since, which a restart would read too.", "bytes", default=0)
+    materialized: int = _number(
+        "Subtasks whose materialized state counts from this checkpoint on.", adds_up=True, default=0
+    )
+    materialized_bytes: int = _number("Size of what they newly stored for it.", "bytes", adds_up=True, default=0)
+    materialization_failures: int = _number(
+        "Subtasks that reported a failed materialization with this checkpoint.", adds_up=True, default=0
+    )
+    stored_bytes: int = _number(
+        "Size of the files that hold operator state, large changesets and materialized runs.", "bytes", default=0
+    )
+    needed_bytes: int = _number("The part of these files that is still needed.", "bytes", default=0)
+    restore_s: float = _number(
+        "Longest time of a subtask from the answer to its begin until its state could be read.",
+        "seconds",
+        adds_up=True,
+        default=0.0,
+    )
+    restored_bytes: int = _number(
+        "Stored size of the runs from which subtasks fetched state that their local copies lacked.",
+        "bytes",
+        adds_up=True,
+        default=0,
+    )
     measured: Recorded = field(default_factory=Recorded)
+
+    def numbers(self) -> dict[str, float | None]:
+        """The numbers by name, in the order of :func:`meanings`; a watermark that has no value yet is None."""
+        found = {name: getattr(self, name) for name in meanings()}
+        if self.watermark_ms == _NO_TIME_MS:
+            found["watermark_ms"] = None
+        return found
+
+
+@cache
+def meanings() -> Mapping[str, Meaning]:
+    """The meanings of the numbers of :class:`CheckpointMetrics`, by name."""
+    described = ((one.name, one.metadata.get(_MEANING)) for one in fields(CheckpointMetrics))
+    return {name: meaning for name, meaning in described if meaning is not None}
 
 
 @dataclass(frozen=True)

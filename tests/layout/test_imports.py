@@ -27,7 +27,7 @@ FLOORS = [
     {"tables"},
     {"local"},
     {"log"},
-    {"storage", "runs"},
+    {"storage", "runs", "exporters"},
     {CORE},
 ]
 """From top to bottom; packages of one floor do not import each other."""

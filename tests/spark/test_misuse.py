@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark import InheritableThread
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import statelog
@@ -289,10 +289,11 @@ def test_two_operators_need_different_uids(spark: SparkSession, tmp_path: Path) 
         assert rows[::2] == rows[1::2]
         job.write_output(batch, rows[::2])
 
-    text = job.fail(plan(None), save)
-    assert "[uid-required]" in text
-    assert "two stateful operators named 'main'" in text
-    assert "uid=" in text
+    with pytest.raises(AnalysisException, match=r"metric name is not unique: .*statelog\.main"):
+        plan(None)
+    with pytest.raises(ConfigurationError, match="another operator named 'main'") as caught:
+        statelog.key_by(job.ledger(spark, 2), "user").transformWithState(Ledger(), LEDGER, "update", "None")
+    assert caught.value.kind is ErrorKind.UID_REQUIRED
     job.run(plan("second"), save)
 
     job.require_exact()

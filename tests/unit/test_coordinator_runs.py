@@ -718,3 +718,5 @@ def test_only_large_operator_state_is_warned_of(
     assert "operator state" not in caplog.text
     snapshot_ack(runs, 1, b"12345")
     assert "operator state of subtask 0 has" in caplog.text
+    snapshot_ack(runs, 2, b"123456")
+    assert [record.levelname for record in caplog.records if "operator state" in record.getMessage()] == ["WARNING"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -169,6 +170,22 @@ def test_a_pin_that_cannot_be_written_is_tried_again_and_does_not_stop_the_other
     assert [pin.batch for pin in pins(log)] == [0, 4, 8]
     points.pin()
     assert len(pins(log)) == 3
+
+
+def test_a_pin_that_cannot_be_written_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("statelog.checkpoint.retained_points"), "propagate", True)
+    log = ShortLog(9)
+    points = make_points(log, {4: 100}, FaultStore(log.store, FaultPlan.seeded(0, rate=1.0)))
+    due(log, points)
+    for _ in range(3):
+        points.pin()
+    warned = [
+        record.getMessage().partition(" cannot")[0][-1] for record in caplog.records if record.levelname == "WARNING"
+    ]
+    assert points.pending == [0, 4, 8]
+    assert warned == ["0", "4", "8"]
 
 
 def test_a_point_that_a_newer_start_has_given_up_is_forgotten() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from statelog.checkpoint.protocol import Begin, Begun, Kept, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Acked, Begin, Begun, Kept, Reply, Request, TaskId
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
@@ -91,5 +91,5 @@ def require_reply(reply: Reply, kind: type[_Reply], what: str) -> _Reply:
 class Task(Protocol):
     """The work of an attempt: a KeyedTask or an UnkeyedTask."""
 
-    def run(self, read: Any) -> Iterator[pa.RecordBatch]:
-        """Process the batch."""
+    def run(self, read: Any) -> Generator[pa.RecordBatch, None, Acked]:
+        """Process the batch, yield the output, and return the coordinator's reply to the ack."""

@@ -10,6 +10,7 @@ from statelog.checkpoint.protocol import Ack
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level, SegmentRef
+from statelog.metrics import CheckpointMetrics
 from statelog.runs import digests
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class Batch:
     """The log entry, once there is one."""
     is_written: bool = False
     """Whether the log may hold an entry, even if its write reported a failure."""
+    metrics: CheckpointMetrics | None = None
+    """Of the newest entry."""
 
     def missing(self, parallelism: int) -> list[int]:
         """Subtasks that have not acked."""

@@ -44,6 +44,7 @@ from statelog.checkpoint.protocol import (
 from statelog.checkpoint.query_operators import OperatorChanges
 from statelog.checkpoint.redistribution import SnapshotView, require_equal_copies, warn_of_large_snapshot
 from statelog.checkpoint.settings import Inherited, inherit
+from statelog.checkpoint.slow import SlowCheckpoints
 from statelog.checkpoint.views import Views
 from statelog.clock import Clock
 from statelog.errors import FencedError, ProtocolError, StatelogError, StorageError
@@ -119,6 +120,9 @@ class Coordinator:
         self._stopped: StatelogError | None = None
         self._is_closed = False
         self._held_batches: list[int] = []
+        self._large: set[int] = set()
+        """Subtasks of an unkeyed operator that have been warned of a large snapshot."""
+        self._slow = SlowCheckpoints(self._name)
         self._restoring = RestoringSubtasks(config, options.observer, self._name)
 
     @property
@@ -325,13 +329,13 @@ class Coordinator:
             batch = self._require_begun(ack.task)
             require_own_segments(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
             if self._config.has_operator_state:
-                warn_of_large_snapshot(ack.last, self._name)
+                warn_of_large_snapshot(ack.last, self._large, self._name)
             self._measurements.add(ack.measured)
             accepted.unchanged_segment = self._unchanged_snapshot(ack)
             outcome = self._accept(batch, accepted)
             if len(batch.acks) == self._config.parallelism:
                 self._commit(batch, received_s)
-            return Acked(outcome)
+            return Acked(outcome, [] if batch.metrics is None else list(batch.metrics.numbers().values()))
 
     def require_committed(self, batch: int) -> None:
         """Raise StateMissingError if a batch that Spark has committed has no checkpoint.
@@ -427,9 +431,11 @@ class Coordinator:
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         log_files = self._log.files_made - files_before
         measured = self._measurements.take()
-        self._options.observer.checkpoint(
-            checkpoint_metrics(batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured)
+        batch.metrics = checkpoint_metrics(
+            batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured
         )
+        self._options.observer.checkpoint(batch.metrics)
+        self._slow.note(batch.metrics, [accepted.ack for accepted in acks])
         self._inventory.release(batch.durable, oldest, self._log, changes_from)
 
     def _oldest_retained(self, batch: Batch) -> int:

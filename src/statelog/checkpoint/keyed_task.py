@@ -125,15 +125,14 @@ class KeyedTask:
     sampled: SampledOperator | None = None
     """The operator as its samples describe it; None if it has no samples."""
 
-    def run(self, read: BatchInput) -> Iterator[pa.RecordBatch]:
-        """Process the batch and yield the output.
+    def run(self, read: BatchInput) -> Generator[pa.RecordBatch, None, Acked]:
+        """Process the batch, yield the output, and return the coordinator's reply to the ack.
 
-        The last output batch follows the coordinator's reply to the ack. After a StatelogError nothing of the attempt
-        counts.
+        The last output batch follows the reply. After a StatelogError nothing of the attempt counts.
         """
         begun = self.attempt.begin(len(read.rows.hashes), read.time_ms)
         if begun is None:
-            return
+            return Acked()
         clock, view = self.attempt.clock, self._view(begun)
         with self.attempt.local_in_use():
             restoring = Restoring(self.attempt)
@@ -149,7 +148,7 @@ class KeyedTask:
             # After the ack is sent, an entry may reference the attempt's objects even if we never see the reply. So
             # they are deleted only before it.
             done = materialized or Materialized([], "")
-            outcome = self._ack(subtask, changeset, done, maintenance, restoring, started_s)
+            reply = self._ack(subtask, changeset, done, maintenance, restoring, started_s)
             if self.sampled is not None:
                 store_sample(self.attempt, view.begun, self.sampled, read.rows, initial)
             if last_output is not None:
@@ -157,8 +156,9 @@ class KeyedTask:
             if materialized is None and is_own:
                 # Not while another attempt has the table open: that table will need these runs one by one.
                 maintenance.work()
-            elif materialized is not None and outcome is not JobOutcome.OPEN:
+            elif materialized is not None and reply.job is not JobOutcome.OPEN:
                 maintenance.materializer.end(materialized.job)
+        return reply
 
     def _view(self, begun: Begun) -> _View:
         attempt = self.attempt
@@ -270,7 +270,7 @@ class KeyedTask:
         maintenance: Maintenance,
         restoring: Restoring,
         started_s: float,
-    ) -> JobOutcome:
+    ) -> Acked:
         attempt = self.attempt
         attempt.step(Step.ACKING)
         ack = Ack(
@@ -290,10 +290,9 @@ class KeyedTask:
             restored_bytes=restoring.known_bytes,
             adds_floats=self.operator.adds_floats,
         )
-        reply = attempt.call(ack, changeset.payload + materialized.payload)
-        outcome = require_reply(reply, Acked, "an ack").job
+        reply = require_reply(attempt.call(ack, changeset.payload + materialized.payload), Acked, "an ack")
         attempt.step(Step.ACKED)
-        return outcome
+        return reply
 
     def _maintenance(self, view: _View, chain: list[LocalRun]) -> Maintenance:
         attempt, begun = self.attempt, view.begun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,12 +85,12 @@ class OutputTask:
     columns: str
     """Describes the user's columns."""
 
-    def run(self, read: OutputRows) -> Iterator[pa.RecordBatch]:
+    def run(self, read: OutputRows) -> Generator[pa.RecordBatch, None, Acked]:
         """Store the rows; nothing comes out. After a StatelogError nothing of the attempt counts."""
         attempt = self.attempt
         begun = attempt.begin(read.count, read.time_ms)
         if begun is None:
-            return
+            return Acked()
         attempt.step(Step.RESTORED)
         started_s = attempt.clock.monotonic_s()
         rows = StoredRows(self.columns)
@@ -106,6 +106,7 @@ class OutputTask:
             subtask_s=attempt.clock.monotonic_s() - started_s,
             measured=attempt.measurements.take(),
         )
-        require_reply(attempt.call(ack, stored.payload), Acked, "an ack")
+        acked = require_reply(attempt.call(ack, stored.payload), Acked, "an ack")
         attempt.step(Step.ACKED)
         yield from ()
+        return acked

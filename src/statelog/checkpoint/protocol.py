@@ -206,6 +206,8 @@ class Acked(msgspec.Struct, frozen=True, tag="acked"):
     """The coordinator has accepted the ack. After the batch's last one the checkpoint is durable."""
 
     job: JobOutcome = JobOutcome.NONE
+    numbers: list[float | None] = []
+    """The numbers of the durable checkpoint, in the order of :func:`statelog.metrics.meanings`; empty before that."""
 
 
 class Tick(msgspec.Struct, frozen=True, tag="tick"):

@@ -140,16 +140,23 @@ def _view(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> Sn
     return SnapshotView(snapshots, slices, True, is_redistributed)
 
 
-def warn_of_large_snapshot(snapshot: SegmentRef, name: str) -> None:
-    """Say in the log that a subtask's operator state is larger than it was made for."""
-    if snapshot.length > LARGE_SNAPSHOT_BYTES:
-        _log.warning(
-            "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that changes it;"
-            " keep large states by key",
-            name,
-            snapshot.subtask,
-            snapshot.length / 1e6,
-        )
+def warn_of_large_snapshot(snapshot: SegmentRef, noted: set[int], name: str) -> None:
+    """Say in the log that a subtask's operator state is larger than it was made for; once by subtask as a warning.
+
+    `noted` are the subtasks of which that was said.
+    """
+    if snapshot.length <= LARGE_SNAPSHOT_BYTES:
+        return
+    level = logging.DEBUG if snapshot.subtask in noted else logging.WARNING
+    noted.add(snapshot.subtask)
+    _log.log(
+        level,
+        "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that changes it;"
+        " keep large states by key",
+        name,
+        snapshot.subtask,
+        snapshot.length / 1e6,
+    )
 
 
 def require_equal_copies(copies: Sequence[Mapping[str, bytes]], name: str) -> None:

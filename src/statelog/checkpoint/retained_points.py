@@ -55,6 +55,8 @@ class RetainedPoints:
         """The newest interval of each length that has its checkpoint."""
         # Filled under the coordinator's lock and emptied by the thread that deletes.
         self._pending: dict[int, _Point] = {}
+        self._refused: set[int] = set()
+        """Batches whose pin could not be written, and that have been warned of."""
 
     @property
     def pending(self) -> list[int]:
@@ -123,8 +125,11 @@ class RetainedPoints:
                 # A newer start owns the location, and has given the checkpoint up or made another one.
                 _log.info("%s: checkpoint %d is not retained any more, so it is not pinned", self._name, batch)
             except StatelogError as error:
-                _log.warning("%s: checkpoint %d cannot be pinned yet: %s", self._name, batch, error)
+                level = logging.DEBUG if batch in self._refused else logging.WARNING
+                _log.log(level, "%s: checkpoint %d cannot be pinned yet: %s", self._name, batch, error)
+                self._refused.add(batch)
                 continue
+            self._refused.discard(batch)
             del self._pending[batch]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statelog.checkpoint.attempt import Attempt
-from statelog.checkpoint.protocol import Ack, Begun
+from statelog.checkpoint.attempt import Attempt, require_reply
+from statelog.checkpoint.protocol import Ack, Acked, Begun
 from statelog.checkpoint.redistribution import SnapshotView
 from statelog.errors import CorruptionError, ErrorKind, ProtocolError
 from statelog.local.restore import read_segment
@@ -30,16 +30,15 @@ class UnkeyedTask:
     attempt: Attempt
     operator: UnkeyedOperator
 
-    def run(self, read: UnkeyedInput) -> Iterator[pa.RecordBatch]:
-        """Process the batch and yield the output.
+    def run(self, read: UnkeyedInput) -> Generator[pa.RecordBatch, None, Acked]:
+        """Process the batch, yield the output, and return the coordinator's reply to the ack.
 
-        The last output batch follows the coordinator's reply to the ack. After a StatelogError nothing of the attempt
-        counts.
+        The last output batch follows the reply. After a StatelogError nothing of the attempt counts.
         """
         attempt, task = self.attempt, self.attempt.task
         begun = attempt.begin(read.count, read.time_ms)
         if begun is None:
-            return
+            return Acked()
         view = begun.snapshot_view
         if view is None:
             raise ProtocolError("The coordinator answered begin with another kind of state.")
@@ -60,9 +59,10 @@ class UnkeyedTask:
                 if held is not None:
                     yield held
                 held = output
-            self._ack(begun, view, stored, subtask, read.count)
+            reply = self._ack(begun, view, stored, subtask, read.count)
             if held is not None:
                 yield held
+        return reply
 
     @property
     def _local(self) -> LocalSnapshots:
@@ -108,7 +108,7 @@ class UnkeyedTask:
         stored: dict[str, list[Elements]],
         subtask: UnkeyedSubtask,
         input_rows: int,
-    ) -> None:
+    ) -> Acked:
         attempt, task = self.attempt, self.attempt.task
         started_s = attempt.clock.monotonic_s()
         before = view.snapshots[0].checksum if view.slices is None else None
@@ -132,8 +132,9 @@ class UnkeyedTask:
             broadcast_checksums={section.state.name: section.checksum for section in sections if _is_copy(section)},
             measured=attempt.measurements.take(),
         )
-        attempt.call(ack, b"" if is_unchanged or name else data)
+        reply = require_reply(attempt.call(ack, b"" if is_unchanged or name else data), Acked, "an ack")
         attempt.step(Step.ACKED)
+        return reply
 
     def _store_snapshot(self, begun: Begun, checksum: bytes, data: bytes) -> str:
         """Write the snapshot to the local disk for the next batch, and to the store if it is large.

@@ -7,9 +7,9 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from msgspec.structs import replace
+from msgspec import structs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,6 +20,7 @@ from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request, TaskId, T
 from statelog.checkpoint.query_operators import OperatorChanges, noted_location
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
+from statelog.exporters.totals import Counted, OperatorTotals, process_totals
 from statelog.log.entry import Entry, QueryOperators
 from statelog.log.open import (
     INITIAL_FOLDER,
@@ -242,6 +243,7 @@ class Endpoint:
             check_put_if_absent(store)
             self._checked.add(location)
         root = operator_folder(store, plan.uid)
+        totals = process_totals().begin(task.query_id, plan.uid)
         locations = {one.uid: noted_location(one.location) for one in self._plans_of(query)}
         coordinator = Coordinator(
             _config_of(plan, query, QueryOperators(int(self._clock.now_s() * 1000), locations)),
@@ -250,7 +252,7 @@ class Endpoint:
             location=location,
             root=root,
             log=open_log(store.own, root, plan.options, self._clock),
-            options=plan.options,
+            options=replace(plan.options, observer=Counted(plan.options.observer, totals)),
             clock=self._clock,
             new_token=lambda: secrets.token_bytes(16),
             batch_time=lambda batch: internals.batch_time(query, batch),
@@ -269,7 +271,7 @@ class Endpoint:
         slot.run_id, slot.instance, slot.coordinator, slot.root = task.run_id, task.instance, coordinator, root
         with self._lock:  # Not earlier: if it could not be stored, every subtask must find the reason here.
             self._initial_outcomes.pop((task.run_id, plan.instance), None)
-        self._close_at_end(plan, query, coordinator)
+        self._close_at_end(plan, query, coordinator, totals)
 
     def _keeps(self, plan: OperatorPlan, query: StreamingQuery, task: TaskId) -> Callable[[History], bool]:
         """Whether the checkpoint of a start's first batch stays: if the operator that stores the output has it.
@@ -282,10 +284,12 @@ class Endpoint:
         if last is None:
             return lambda _: False
         # No start can write there any more once this one has claimed it, so all operators decide alike.
-        coordinator = self._coordinator(replace(task, uid=last.uid, instance=last.instance))
+        coordinator = self._coordinator(structs.replace(task, uid=last.uid, instance=last.instance))
         return lambda _: coordinator.kept_batch == task.batch
 
-    def _close_at_end(self, plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator) -> None:
+    def _close_at_end(
+        self, plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator, totals: OperatorTotals
+    ) -> None:
         def wait() -> None:
             end = None
             try:
@@ -297,6 +301,7 @@ class Endpoint:
                 _log.error("query %s has ended, and cannot go on: %s", query.id, end)
             with self._lock:
                 self._ends[str(query.runId), plan.uid] = end
+            process_totals().end(totals)
             coordinator.close()
 
         threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()

@@ -156,8 +156,16 @@ def set_own(query: StreamingQuery, name: str, value: str) -> None:
 
 def observations(query: StreamingQuery) -> set[str]:
     """The names of the observations in a query's analyzed plan."""
-    nodes = _plan_nodes(_execution(query).analyzedPlan())
-    return {str(node.name()) for node in nodes if _class_name(node) == "CollectMetrics"}
+    return _observations(_execution(query).analyzedPlan())
+
+
+def observations_of(df: DataFrame) -> set[str]:
+    """The names of the observations in a DataFrame's plan."""
+    return _observations(_analyzed(df))
+
+
+def _observations(plan: Any) -> set[str]:
+    return {str(node.name()) for node in _plan_nodes(plan) if _class_name(node) == "CollectMetrics"}
 
 
 def reads_source(df: DataFrame, name: str) -> bool:

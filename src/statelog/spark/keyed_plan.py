@@ -30,7 +30,15 @@ from statelog.spark.lossless_casts import converted_columns, require_convertible
 from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import Placement
-from statelog.spark.plan import StatelogArguments, check_arguments, key_hash, marked_rows, registered, subtask_of
+from statelog.spark.plan import (
+    StatelogArguments,
+    check_arguments,
+    key_hash,
+    mapped,
+    marked_rows,
+    registered,
+    subtask_of,
+)
 from statelog.spark.shuffle import to_subtasks
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
 from statelog.tables.rocksdb import rocksdict_library
@@ -206,7 +214,7 @@ def _operator_frame(
         rows = rows.withColumn(INITIAL_COLUMN, F.lit(False)).unionByName(more, allowMissingColumns=True)
     rows = marked_rows(rows, plan)
     placed = _by_subtask(rows, spec.parallelism, plan.placement)
-    return placed.mapInArrow(task_function(spec), spec.output_schema)
+    return mapped(placed, spec)
 
 
 def _by_subtask(rows: DataFrame, parallelism: int, placement: Placement | None = None) -> DataFrame:

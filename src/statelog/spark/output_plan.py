@@ -16,10 +16,10 @@ from statelog.spark.endpoint import require_endpoint
 from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.output_spec import OutputSpec, output_columns, output_frame
-from statelog.spark.plan import StatelogArguments, check_arguments, marked_rows, registered, subtask_of
+from statelog.spark.plan import StatelogArguments, check_arguments, mapped, marked_rows, registered, subtask_of
 from statelog.spark.shuffle import to_subtasks
 from statelog.spark.unkeyed_plan import row_hash
-from statelog.spark.worker import SUBTASK_COLUMN, task_function
+from statelog.spark.worker import SUBTASK_COLUMN
 
 _NOTHING = StructType([StructField("nothing", LongType())])
 """The operator stores its rows, and returns none."""
@@ -89,7 +89,7 @@ def _operator_frame(df: DataFrame, spec: OutputSpec, plan: OperatorPlan) -> Data
         placed = to_subtasks(rows, spec.parallelism, F.col(SUBTASK_COLUMN))
     else:
         placed = plan.placement.by_subtask(rows, SUBTASK_COLUMN)
-    return placed.mapInArrow(task_function(spec), spec.output_schema)
+    return mapped(placed, spec)
 
 
 def _require_no_state_of_sparks(df: DataFrame, uid: str) -> None:

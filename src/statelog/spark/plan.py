@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.runs.times import Watermark
@@ -28,7 +29,8 @@ from statelog.spark.clock_source import CLOCK_SOURCE, source_class
 from statelog.spark.endpoint import Endpoint, require_endpoint
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import make_placement
-from statelog.spark.worker import TIME_COLUMN, DriverAddress, pickled_processor
+from statelog.spark.reports import observation_of, observed, reported_schema
+from statelog.spark.worker import TIME_COLUMN, DriverAddress, TaskSpec, pickled_processor, task_function
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,22 @@ def check_arguments(
     check_options(own.options)
     check_encryption(session, own.options)
     uid = checked_uid(own.uid)
+    _require_new(uid, df)
     parallelism = checked_parallelism(own.parallelism, session)
     output = parse_output(output_type)
     pickled = pickled_processor(processor, uid)
     location = checked_location(own.location)
     return OperatorPlan(new_instance(), session, uid, parallelism, location, own.options), output, pickled
+
+
+def _require_new(uid: str, df: DataFrame) -> None:
+    """Refuse a name that an operator in front has."""
+    if df.isStreaming and observation_of(uid) in internals.observations_of(df):
+        raise ConfigurationError(
+            f"The rows come from another operator named '{uid}'.",
+            kind=ErrorKind.UID_REQUIRED,
+            hint="Give each operator a name of its own: transformWithState(..., uid='...').",
+        )
 
 
 def registered(df: DataFrame, plan: OperatorPlan) -> tuple[DataFrame, OperatorPlan, DriverAddress | None]:
@@ -153,6 +166,13 @@ def marked_rows(rows: DataFrame, plan: OperatorPlan) -> DataFrame:
     # Spark folds away a branch that it can prove empty, and the batch would then miss an operator. It does not fold an
     # observed branch.
     return rows.observe(plan.observation, F.count(F.lit(1)).alias("rows"))
+
+
+def mapped(rows: DataFrame, spec: TaskSpec) -> DataFrame:
+    """The output of an operator, whose rows are at their subtasks; in a stream it also reports its metrics."""
+    if not rows.isStreaming:
+        return rows.mapInArrow(task_function(spec), spec.output_schema)
+    return observed(rows.mapInArrow(task_function(spec), reported_schema(spec.output_schema)), spec.uid)
 
 
 def _interpreted(value: Column) -> Column:

@@ -13,10 +13,18 @@ from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.spark.declare import declare_unkeyed
 from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
-from statelog.spark.plan import StatelogArguments, check_arguments, key_hash, marked_rows, registered, subtask_of
+from statelog.spark.plan import (
+    StatelogArguments,
+    check_arguments,
+    key_hash,
+    mapped,
+    marked_rows,
+    registered,
+    subtask_of,
+)
 from statelog.spark.shuffle import to_subtasks
 from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
-from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN
 
 
 def apply_unkeyed(
@@ -75,7 +83,7 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpe
         placed = to_subtasks(rows, spec.parallelism, F.col(SUBTASK_COLUMN))
     else:
         placed = plan.placement.by_subtask(rows, SUBTASK_COLUMN)
-    return placed.mapInArrow(task_function(spec), spec.output_schema)
+    return mapped(placed, spec)
 
 
 def row_hash(df: DataFrame) -> Column:

@@ -29,6 +29,7 @@ from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.registered_stores import pickled_stores
+from statelog.spark.reports import with_report
 from statelog.spark.rpc import RpcClient
 from statelog.spark.rpc_channel import RpcPolicy
 from statelog.storage import Store
@@ -73,7 +74,8 @@ class TaskSpec(ABC):
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process one partition of one batch, for ``mapInArrow``.
 
-        In a stream, the last output rows follow the coordinator's reply to the ack of this subtask.
+        In a stream, the last output rows follow the coordinator's reply to the ack of this subtask, and the rows have
+        the report column.
         """
         context = TaskContext.get()
         assert context is not None
@@ -82,7 +84,8 @@ class TaskSpec(ABC):
         if self.driver is None:
             return self.run_batch(held, partition)
         read = self.read(held, partition)
-        return self.task(worker_process().attempt(self, context, read.subtask)).run(read)
+        task = self.task(worker_process().attempt(self, context, read.subtask))
+        return with_report(task.run(read), self.output_schema)
 
     @abstractmethod
     def read(self, batches: list[pa.RecordBatch], partition: int) -> Any:
