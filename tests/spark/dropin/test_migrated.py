@@ -68,7 +68,7 @@ class Story:
     options : Options
         Those of the migration and of the query.
     scheme : str
-        If not empty, the state has a location of its own, and Spark's files are reached by this scheme.
+        If not empty, the state has a location of its own, and the new checkpoint is reached by this scheme.
     expiring : tuple of str
         States whose expirations are compared with those that Spark reads.
     """
@@ -138,8 +138,8 @@ def test_every_later_batch_is_the_same(session: SparkSession, tmp_path: Path, na
         assert story.fails_in in (None, committed + 1)
         before = _contents(tmp_path / "spark")
         with mounted(session, story.scheme, tmp_path) if story.scheme else nullcontext() as place:
-            old, new = (place.of(path) if place else path for path in (tmp_path / "spark", tmp_path / "statelog"))
-            done = statelog.migrate(old, new, **own_arguments)
+            new = tmp_path / "statelog"
+            done = statelog.migrate(tmp_path / "spark", place.of(new) if place else new, **own_arguments)
         assert _contents(tmp_path / "spark") == before, "the old checkpoint is only read"
         assert done.next_batch == committed + 1
         for state in story.expiring:
