@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[2]
+TEMPLATES = REPOSITORY / "src" / "statelog" / "pages" / "templates"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
 USE = """
@@ -58,6 +59,7 @@ def test_the_wheel_holds_the_package_and_its_types_alone(distributions: Path) ->
     [wheel] = distributions.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     files = {path.relative_to(REPOSITORY / "src").as_posix() for path in (REPOSITORY / "src/statelog").rglob("*.py")}
+    files |= {path.relative_to(REPOSITORY / "src").as_posix() for path in TEMPLATES.iterdir()}
     types = {"statelog/__init__.pyi", "statelog/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == files | types
 

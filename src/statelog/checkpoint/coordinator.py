@@ -23,6 +23,7 @@ from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
 from statelog.checkpoint.commit import checkpoint_metrics, compose, generations_of
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.history import History
+from statelog.checkpoint.kept_metrics import KeptMetrics
 from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.operator_start import OperatorStart
 from statelog.checkpoint.progress import RestoringSubtasks
@@ -117,6 +118,7 @@ class Coordinator:
         self._is_closed = False
         self._held_batches: list[int] = []
         self._restoring = RestoringSubtasks(config, options.observer, self._name)
+        self.metrics = KeptMetrics(options.observer)
 
     @property
     def history(self) -> History:
@@ -401,7 +403,7 @@ class Coordinator:
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         log_files = self._log.files_made - files_before
         measured = self._measurements.take()
-        self._options.observer.checkpoint(
+        self.metrics.checkpoint(
             checkpoint_metrics(batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured)
         )
         self._inventory.release(batch.durable, oldest, self._log, changes_from)
