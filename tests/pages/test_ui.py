@@ -155,7 +155,7 @@ def test_what_is_no_query_is_an_error() -> None:
 
 def test_a_notebook_shows_the_page_in_a_frame_without_rights(query: Story, tmp_path: Path) -> None:
     shown = statelog.show(query.location)
-    html = shown._repr_html_()
+    html = shown.html
     [text] = re.findall(r'^<iframe sandbox srcdoc="([^"]*)"', html)
     statelog.report(query.location, tmp_path / "page.html")
     made = re.compile(r"as of [^<]*")

@@ -52,6 +52,6 @@ def test_the_page_of_a_running_query_has_its_durations(spark: SparkSession, tmp_
     assert measured == {"main": tuple(replace(one, measured=Recorded()) for one in notes.metrics)}
     assert [one.batch for one in notes.metrics] == [0, 1]
     assert "Duration of a checkpoint" in text
-    assert "Duration of a checkpoint" in shown._repr_html_()
+    assert "Duration of a checkpoint" in shown.html
     assert "main: checkpoint 1 of" in repr(shown)
-    assert "Duration of a checkpoint" not in statelog.show(job.checkpoint)._repr_html_()
+    assert "Duration of a checkpoint" not in statelog.show(job.checkpoint).html

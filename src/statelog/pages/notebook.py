@@ -24,6 +24,11 @@ class Summary:
         self._page = page
 
     def _repr_html_(self) -> str:
+        return self.html
+
+    @property
+    def html(self) -> str:
+        """The page in a frame, as notebooks display it."""
         from statelog.pages.render import render
 
         # A frame keeps the page's style out of the notebook; in its sandbox nothing can run.
