@@ -56,6 +56,10 @@ from .operators.keyed.values import AggregateFunction
 from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from .operators.unkeyed.states import BroadcastState, OperatorListState
 from .options import Options
+from .pages.notebook import Summary, show
+from .pages.report import report
+from .pages.server import PageServer
+from .pages.ui import ui
 from .reading.changes import read_changes
 from .reading.compare import StateComparison, compare
 from .reading.diff import read_diff
@@ -141,6 +145,7 @@ __all__ = [
     "OperatorProcessor",
     "OperatorStats",
     "Options",
+    "PageServer",
     "PinExpiredError",
     "PinInfo",
     "ProcessorError",
@@ -168,6 +173,7 @@ __all__ = [
     "StorageError",
     "Store",
     "Sum",
+    "Summary",
     "TimeWindow",
     "Ttl",
     "TumblingWindows",
@@ -207,12 +213,15 @@ __all__ = [
     "register_store",
     "rename",
     "replay",
+    "report",
     "restore",
     "rewind",
     "savepoint",
     "serve_metrics",
+    "show",
     "spark_conf",
     "stats",
+    "ui",
     "unpin",
     "verify",
     "write_ahead",

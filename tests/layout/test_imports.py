@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "statelog"
 CORE = "core"
 FLOORS = [
     {"testing", "cli"},
-    {"streams", "diagnosis"},
+    {"streams", "diagnosis", "pages"},
     {"windows"},
     {"spark"},
     {"savepoints"},
@@ -33,7 +33,7 @@ FLOORS = [
 """From top to bottom; packages of one floor do not import each other."""
 
 MAY_NAME_SPARK_TYPES = {"aggregates", "convert", "windows", "testing"}
-MAY_USE_A_SESSION = {"spark", "streams", "diagnosis"}
+MAY_USE_A_SESSION = {"spark", "streams", "diagnosis", "pages"}
 SPARK_TYPES = {"pyspark.errors", "pyspark.sql.types", "pyspark.sql.streaming.stateful_processor"}
 
 MODULES = {

@@ -14,6 +14,8 @@ import pytest
 
 from tests.packaging.environment import EXTRAS, PROJECT, REPOSITORY, Environment, name_of, pinned
 
+TEMPLATES = REPOSITORY / "src" / "statelog" / "pages" / "templates"
+
 USE = """
 import sys
 from pyspark.sql import Row
@@ -52,6 +54,7 @@ def test_the_wheel_holds_the_package_and_its_types_alone(distributions: Path) ->
     [wheel] = distributions.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     files = {path.relative_to(REPOSITORY / "src").as_posix() for path in (REPOSITORY / "src/statelog").rglob("*.py")}
+    files |= {path.relative_to(REPOSITORY / "src").as_posix() for path in TEMPLATES.iterdir()}
     types = {"statelog/__init__.pyi", "statelog/py.typed"}
     assert {name for name in names if ".dist-info/" not in name} == files | types
 

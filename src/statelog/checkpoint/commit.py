@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -11,11 +13,16 @@ from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.batch import AcceptedAck, Batch
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.materialization import MaterializationPolicy
+from statelog.errors import StorageError
+from statelog.local.restore import read_segment
 from statelog.log.entry import Checkpoint, Settings
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.metrics import CheckpointMetrics, Recorded
 from statelog.runs.evolution import recorded_schema
 from statelog.runs.schema import StateSchema
+from statelog.storage import Store
+
+_log: Final = logging.getLogger(__name__)
 
 
 def compose(
@@ -96,6 +103,18 @@ def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, acks: list[
 
 def _element_counts(states: list[StateSchema], acks: list[AcceptedAck]) -> list[list[int]]:
     return [[accepted.ack.element_counts.get(state.name, 0) for state in states] for accepted in acks]
+
+
+def rewrite_snapshots(acks: list[AcceptedAck], store: Store, inventory: Inventory, name: str) -> None:
+    """Have the entry store unchanged snapshots again that are in files of which most is waste."""
+    for accepted in acks:
+        segment = accepted.unchanged_segment
+        if segment is not None and segment.name in inventory.retention.wasteful:
+            try:
+                accepted.rewritten_bytes = read_segment(store, segment)
+            except StorageError as error:
+                # The snapshot may stay in its file; the next checkpoint tries again.
+                _log.warning("%s: a snapshot could not be moved yet: %s", name, error)
 
 
 def _place_segments(acks: list[AcceptedAck]) -> tuple[list[SegmentRef], list[bytes]]:

@@ -20,9 +20,10 @@ from statelog.checkpoint.admission import (
     stale_task,
 )
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
-from statelog.checkpoint.commit import checkpoint_metrics, compose, generations_of
+from statelog.checkpoint.commit import checkpoint_metrics, compose, generations_of, rewrite_snapshots
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.history import History
+from statelog.checkpoint.kept_metrics import KeptMetrics
 from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.operator_start import OperatorStart
 from statelog.checkpoint.progress import RestoringSubtasks
@@ -49,7 +50,6 @@ from statelog.checkpoint.views import Views
 from statelog.clock import Clock
 from statelog.errors import FencedError, ProtocolError, StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.local.restore import read_segment
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef, StoredRun
@@ -124,6 +124,7 @@ class Coordinator:
         """Subtasks of an unkeyed operator that have been warned of a large snapshot."""
         self._slow = SlowCheckpoints(self._name)
         self._restoring = RestoringSubtasks(config, options.observer, self._name)
+        self.metrics = KeptMetrics(options.observer)
 
     @property
     def history(self) -> History:
@@ -392,7 +393,7 @@ class Coordinator:
             return
         require_equal_copies([accepted.ack.broadcast_checksums for accepted in acks], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
-        self._rewrite_snapshots(acks)
+        rewrite_snapshots(acks, self._store, self._inventory, self._name)
         kept = [self._oldest_retained(batch), *self._held_batches, *self._inventory.points.pending]
         oldest = max(self._retained_from, min(kept))
         changes_from = self._inventory.changes_from(oldest)
@@ -434,7 +435,7 @@ class Coordinator:
         batch.metrics = checkpoint_metrics(
             batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured
         )
-        self._options.observer.checkpoint(batch.metrics)
+        self.metrics.checkpoint(batch.metrics)
         self._slow.note(batch.metrics, [accepted.ack for accepted in acks])
         self._inventory.release(batch.durable, oldest, self._log, changes_from)
 
@@ -460,16 +461,6 @@ class Coordinator:
             with self._lock:
                 if is_there:
                     self._held_batches.remove(batch)
-
-    def _rewrite_snapshots(self, acks: list[AcceptedAck]) -> None:
-        for accepted in acks:
-            segment = accepted.unchanged_segment
-            if segment is not None and segment.name in self._inventory.retention.wasteful:
-                try:
-                    accepted.rewritten_bytes = read_segment(self._store, segment)
-                except StorageError as error:
-                    # The snapshot may stay in its file; the next checkpoint tries again.
-                    _log.warning("%s: a snapshot could not be moved yet: %s", self._name, error)
 
     def _require_running(self) -> None:
         if self._stopped is not None:

@@ -10,6 +10,7 @@ fields of the function's result. So whatever a command does, a program can do wi
 - `stats_command`: ``stats`` measures what is stored.
 - `verify_command`: ``verify`` reads and checks all that is stored.
 - `compare_command`: ``compare`` compares two queries. `replay_command`: ``replay`` runs a batch again for a key.
+- `page_commands`: ``report`` and ``ui``, the checkpoint page.
 - `pin_commands`: ``pin``, ``pins``, ``unpin``.
 - `query_commands`: stopped queries: ``savepoint``, ``restore``, ``rewind``, ``fall-back``; also ``branch``, ``gc``.
 - `arguments`: the arguments that commands have in common, and how text becomes keys and times.

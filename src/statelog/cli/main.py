@@ -10,6 +10,7 @@ import click
 from statelog.cli import (
     compare_command,
     doctor_command,
+    page_commands,
     pin_commands,
     query_commands,
     replay_command,
@@ -38,6 +39,8 @@ for _command in (
     stats_command.stats,
     verify_command.verify,
     compare_command.compare,
+    page_commands.report,
+    page_commands.ui,
     replay_command.replay,
     pin_commands.pin,
     pin_commands.pins,

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from statelog.cli.shown import size_text
 from statelog.clock import SystemClock
 from statelog.progress import Progress, watching
+from statelog.texts import size_text
 
 _AFTER_S: Final = 1.0
 """Shorter commands show nothing."""

@@ -9,7 +9,7 @@ import click
 
 from statelog.cli.arguments import JSON
 from statelog.cli.progress import shown_progress
-from statelog.cli.shown import show_result, show_results, size_text
+from statelog.cli.shown import show_result, show_results
 from statelog.cli.verify_command import DAMAGE_COLUMNS
 from statelog.streams import branch as branch_module
 from statelog.streams import fall_back as fall_back_module
@@ -17,6 +17,7 @@ from statelog.streams import forget as forget_module
 from statelog.streams import migrate as migrate_module
 from statelog.streams import orphans, repair, save_restore
 from statelog.streams import rename as rename_module
+from statelog.texts import size_text
 
 _OPERATORS: Final = click.option(
     "--operator", "operators", multiple=True, help="Each operator of the query, if the logs do not tell."

@@ -11,14 +11,16 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from statelog.cli.arguments import JSON, LOCATION, UID, keys_of
+from statelog.cli.arguments import JSON, LOCATION, UID
 from statelog.cli.compare_command import DIFFERENT
 from statelog.cli.rows import show_rows
-from statelog.cli.shown import show_table, time_text, write_json
+from statelog.cli.shown import show_table, write_json
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.reading.key_text import keys_of
 from statelog.reading.source import open_source
 from statelog.runs.schema import decode_schema
 from statelog.streams import replay as replaying
+from statelog.texts import time_text
 
 
 @click.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -13,30 +12,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-_UNITS: Final = ("B", "KB", "MB", "GB", "TB")
+from statelog.texts import size_text, time_text
+
 _WIDTH: Final = 10_000
 """Of tables that go to a file or a pipe, where lines are not broken."""
 
 _MADE_BY_SUFFIX: Final[dict[str, Callable[[Any], str]]] = {
-    "_bytes": lambda value: size_text(value),
-    "_ms": lambda value: time_text(value),
+    "_bytes": size_text,
+    "_ms": time_text,
 }
-
-
-def size_text(size_bytes: int) -> str:
-    """A number of bytes for people."""
-    size, unit = float(size_bytes), 0
-    while size >= 1000 and unit < len(_UNITS) - 1:
-        size, unit = size / 1000, unit + 1
-    return f"{size_bytes} B" if not unit else f"{size:.1f} {_UNITS[unit]}"
-
-
-def time_text(time_ms: int) -> str:
-    """A time for people, in UTC."""
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError):
-        return f"{time_ms} ms"
 
 
 def show_results(results: Sequence[Any], columns: Mapping[str, str], *, as_json: bool) -> None:

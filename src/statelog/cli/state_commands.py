@@ -8,7 +8,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.cli.arguments import AT, COLUMNS, JSON, KEYS, LIMIT, LOCATION, STATE, UID, AtType, keys_of, names_of
+from statelog.cli.arguments import AT, COLUMNS, JSON, KEYS, LIMIT, LOCATION, STATE, UID, AtType, names_of
 from statelog.cli.progress import shown_progress
 from statelog.cli.rows import show_rows
 from statelog.cli.shown import show_results, write_json
@@ -16,6 +16,7 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.changes import read_changes
 from statelog.reading.diff import read_diff
 from statelog.reading.history import read_history
+from statelog.reading.key_text import keys_of
 from statelog.reading.listing import list_checkpoints, list_operators, list_states
 from statelog.reading.read import read_state
 from statelog.reading.savepoint import open_operator

@@ -9,8 +9,9 @@ import click
 
 from statelog.cli.arguments import JSON, LOCATION, UID
 from statelog.cli.progress import shown_progress
-from statelog.cli.shown import show_results, size_text, write_json
+from statelog.cli.shown import show_results, write_json
 from statelog.reading import verify as checks
+from statelog.texts import size_text
 
 DAMAGED = 3
 """The exit code if something is damaged."""

@@ -1,0 +1,30 @@
+"""Keeps the latest metrics of an operator in the driver, for those who look."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from statelog.metrics import CheckpointMetrics, Observer, Recorded
+
+_KEPT: Final = 1000
+
+
+class KeptMetrics:
+    """Tells the observer of each checkpoint, and keeps its metrics without their samples."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._recent: deque[CheckpointMetrics] = deque(maxlen=_KEPT)
+
+    @property
+    def recent(self) -> Sequence[CheckpointMetrics]:
+        """The latest ones, the oldest first."""
+        return tuple(self._recent.copy())
+
+    def checkpoint(self, metrics: CheckpointMetrics) -> None:
+        """Note a durable checkpoint."""
+        self._recent.append(replace(metrics, measured=Recorded()))
+        self._observer.checkpoint(metrics)

@@ -1,0 +1,79 @@
+"""Shows the page in a notebook."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from statelog.pages.extra import require_extra
+from statelog.pages.live import watch
+from statelog.pages.model import PageModel, read_page
+from statelog.texts import size_text, time_text
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_HEIGHT: Final = 640
+
+
+class Summary:
+    """The checkpoints of a query at the time of the call, made by :func:`show`: notebooks display it as the page."""
+
+    def __init__(self, page: PageModel) -> None:
+        self._page = page
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    @property
+    def html(self) -> str:
+        """The page in a frame, as notebooks display it."""
+        from statelog.pages.render import render
+
+        # A frame keeps the page's style out of the notebook; in its sandbox nothing can run.
+        text = escape(render(self._page), quote=True)
+        return f'<iframe sandbox srcdoc="{text}" width="100%" height="{_HEIGHT}" frameborder="0"></iframe>'
+
+    def __repr__(self) -> str:
+        lines = [self._page.location]
+        for one in self._page.operators:
+            newest = one.newest
+            if newest is None:
+                lines.append(f"{one.uid}: no checkpoint yet")
+                continue
+            state_bytes = newest.sizes.state_bytes
+            size = "unknown" if state_bytes is None else size_text(state_bytes)
+            lines.append(f"{one.uid}: checkpoint {newest.batch} of {time_text(newest.time_ms)} UTC, state {size}")
+            lines += [f"{one.uid}: {problem}" for problem in one.problems]
+        lines += [f"{uid}: {problem}" for uid, problem in self._page.unread]
+        return "\n".join(lines)
+
+
+def show(query: StreamingQuery | str | Path) -> Summary:
+    """Show a query's checkpoints in a notebook: the page of :func:`report`, as of now.
+
+    Parameters
+    ----------
+    query : StreamingQuery, str or Path
+        A query that runs in this process, or a location, as in :func:`ui`.
+
+    Returns
+    -------
+    Summary
+        To be the last value of a cell; elsewhere it prints a line for each operator.
+
+    Raises
+    ------
+    ConfigurationError
+        If the location has no operator, or the extra is not installed.
+    StateMissingError
+        If an operator of the query has not begun a batch yet.
+
+    Examples
+    --------
+    >>> statelog.show("/data/checkpoints/flights")  # doctest: +SKIP
+    """
+    require_extra()
+    watched = watch(query)
+    return Summary(read_page(watched.locations(), watched.metrics()))

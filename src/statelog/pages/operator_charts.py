@@ -1,0 +1,221 @@
+"""The charts of an operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from statelog.log.entry import Claim
+from statelog.metrics import CheckpointMetrics
+from statelog.pages.charts import Chart, Column, Lane, Mark, Timeline, bar_chart, timeline
+from statelog.pages.operator_model import CheckpointRow, OperatorModel, SubtaskRow
+from statelog.pages.series import BINS, binned
+from statelog.texts import size_text
+
+WIDE: Final = 1140
+NARROW: Final = 380
+
+_T = TypeVar("_T")
+
+
+def operator_charts(one: OperatorModel) -> list[Chart]:
+    """The charts over the checkpoints, and over the batches of a running query."""
+    rows = one.checkpoints
+    if not rows:
+        return []
+    charts = [*_duration_charts(one.metrics)]
+    charts.append(
+        bar_chart(
+            "State",
+            _columns(rows, _batch, [lambda row: row.sizes.base_bytes, lambda row: row.sizes.log_bytes]),
+            bytes_text,
+            note=_note(rows),
+            legend=("materialized", "changes since"),
+        )
+    )
+    charts.append(
+        bar_chart(
+            "Changes of a batch", _columns(rows, _batch, [lambda row: row.changed_bytes]), bytes_text, note=_note(rows)
+        )
+    )
+    charts.append(
+        bar_chart(
+            "Input rows of a batch",
+            _columns(rows, _batch, [lambda row: row.input_rows]),
+            count_text,
+            note=_note(rows),
+            is_whole=True,
+        )
+    )
+    charts.append(
+        bar_chart(
+            "Time between batches",
+            _columns(rows, _batch, [lambda row: None if row.interval_ms is None else row.interval_ms / 1000]),
+            seconds_text,
+            note=_note(rows),
+        )
+    )
+    charts.append(
+        bar_chart(
+            "Files of a checkpoint",
+            _columns(rows, _batch, [lambda row: row.sizes.files]),
+            count_text,
+            note=_note(rows),
+            is_line=True,
+            is_whole=True,
+        )
+    )
+    # The log tells it as long as it has all that was retained then; a running query's driver has measured it.
+    charts.append(
+        bar_chart(
+            "Space amplification",
+            _columns(one.metrics, lambda one: str(one.batch), [_measured_amplification])
+            if one.metrics
+            else _columns(rows, _batch, [lambda row: row.sizes.space_amplification]),
+            ratio_text,
+            note="files of changes and materialized state"
+            if one.metrics
+            else "what retained checkpoints need, per byte of the newest",
+            is_line=True,
+        )
+    )
+    return [chart for chart in charts if chart.bars or chart.lines]
+
+
+def _measured_amplification(metrics: CheckpointMetrics) -> float | None:
+    return metrics.stored_bytes / metrics.needed_bytes if metrics.needed_bytes else None
+
+
+def subtask_charts(one: OperatorModel) -> list[Chart]:
+    """The charts over the subtasks."""
+    if not one.subtasks:
+        return []
+    note = (
+        "" if len(one.subtasks) <= BINS else f"the largest of up to {math.ceil(len(one.subtasks) / BINS)} subtasks each"
+    )
+    return [
+        bar_chart("State", _columns(one.subtasks, _subtask, [lambda row: row.state_bytes]), bytes_text, note=note),
+        bar_chart(
+            f"Input rows, {_batches(one.recent)}",
+            _columns(one.subtasks, _subtask, [lambda row: row.input_rows]),
+            count_text,
+            note=note,
+            is_whole=True,
+        ),
+        bar_chart(
+            f"Changes, {_batches(one.recent)}",
+            _columns(one.subtasks, _subtask, [lambda row: row.changed_bytes]),
+            bytes_text,
+            note=note,
+        ),
+    ]
+
+
+def operator_timelines(one: OperatorModel) -> list[Timeline]:
+    """The timeline in two widths; none without a checkpoint."""
+    if not one.checkpoints:
+        return []
+    lanes = [
+        Lane("Checkpoints", 1, tuple(Mark(row.time_ms, row.time_ms, f"batch {row.batch}") for row in one.checkpoints)),
+        Lane("Retained", 2, _retained(one.checkpoints)),
+        Lane(
+            "Materialized",
+            3,
+            tuple(
+                Mark(row.time_ms, row.time_ms, f"batch {row.batch}: {row.materialized} subtasks")
+                for row in one.checkpoints
+                if row.materialized
+            ),
+        ),
+        Lane("Pinned", 4, tuple(Mark(pin.batch_time_ms, pin.batch_time_ms, f"batch {pin.batch}") for pin in one.pins)),
+        Lane("Starts", 5, tuple(Mark(start.time_ms, start.time_ms, f"start {start.epoch}") for start in _starts(one))),
+    ]
+    return [drawn for width in (WIDE, NARROW) if (drawn := timeline(lanes, width)) is not None]
+
+
+def _starts(one: OperatorModel) -> list[Claim]:
+    """The starts near the checkpoints, whose times are those of Spark's clock."""
+    first, last = one.checkpoints[0].time_ms, one.checkpoints[-1].time_ms
+    margin = max(last - first, 60_000)
+    return [start for start in one.starts if first - margin <= start.time_ms <= last + margin]
+
+
+def _retained(rows: Sequence[CheckpointRow]) -> tuple[Mark, ...]:
+    held = [row for row in rows if row.is_retained]
+    if not held:
+        return ()
+    return (Mark(held[0].time_ms, held[-1].time_ms, f"batches {held[0].batch} to {held[-1].batch}"),)
+
+
+def _duration_charts(metrics: Sequence[CheckpointMetrics]) -> list[Chart]:
+    if not metrics:
+        return []
+    return [
+        bar_chart(
+            "Duration of a checkpoint",
+            _columns(
+                metrics,
+                lambda one: str(one.batch),
+                [lambda one: one.restore_s, lambda one: one.subtask_s, lambda one: one.commit_s],
+            ),
+            seconds_text,
+            note="the slowest subtask, as measured by the driver",
+            legend=("read state", "store changes", "commit"),
+        )
+    ]
+
+
+def _columns(
+    rows: Sequence[_T], name: Callable[[_T], str], measures: Sequence[Callable[[_T], float | None]]
+) -> list[Column]:
+    columns: list[Column] = []
+    for one in binned(rows, measures):
+        first, last = name(rows[one.first]), name(rows[one.last])
+        columns.append(Column(first if first == last else f"{first} to {last}", one.values))
+    return columns
+
+
+def _note(rows: Sequence[CheckpointRow]) -> str:
+    return "" if len(rows) <= BINS else f"the largest of up to {math.ceil(len(rows) / BINS):,} batches each"
+
+
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"latest {count} batches"
+
+
+def _batch(row: CheckpointRow) -> str:
+    return str(row.batch)
+
+
+def _subtask(row: SubtaskRow) -> str:
+    return str(row.subtask)
+
+
+def bytes_text(value: float) -> str:
+    """A size, without needless digits."""
+    return size_text(round(value)).replace(".0 ", " ")
+
+
+def count_text(value: float) -> str:
+    """A number, short."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:,.10g}"
+
+
+def seconds_text(value: float) -> str:
+    """A duration."""
+    if value >= 7200:
+        return f"{value / 3600:.3g} h"
+    if value >= 120:
+        return f"{value / 60:.3g} min"
+    if value >= 1 or not value:
+        return f"{value:.3g} s"
+    return f"{value * 1000:.3g} ms"
+
+
+def ratio_text(value: float) -> str:
+    """A ratio."""
+    return f"{value:.3g}x"

@@ -1,0 +1,297 @@
+"""The numbers that the page shows of one operator."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from statelog.checkpoint.history import History, Record
+from statelog.checkpoint.pins import PINS_FOLDER, Pin, has_expired, read_pin
+from statelog.errors import ConfigurationError, CorruptionError
+from statelog.local.policy import MERGE_POLICY
+from statelog.log.entry import Claim
+from statelog.log.references import SegmentRef, StoredRun
+from statelog.metrics import CheckpointMetrics
+from statelog.pages.checkpoint_sizes import CheckpointSizes, measure_checkpoints
+from statelog.pages.log_reading import read_log
+from statelog.reading.pinning import PinInfo
+from statelog.reading.states import shown_name
+from statelog.runs import digests
+from statelog.runs.schema import decode_schema
+from statelog.runs.times import NO_TIME_MS
+from statelog.storage import ObjectInfo, Store
+from statelog.storage.links import is_link
+
+RECENT = 100
+"""Checkpoints over which the work of the subtasks is added up."""
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """A checkpoint in the log."""
+
+    batch: int
+    time_ms: int
+    interval_ms: int | None
+    """Since the batch before."""
+    epoch: int
+    revision: int
+    parallelism: int
+    watermark_ms: int | None
+    input_rows: int
+    changes: int
+    changed_bytes: int
+    largest_changed_bytes: int
+    """Those of the subtask with the most."""
+    materialized: int
+    """Subtasks whose materialized state counts from this checkpoint on."""
+    materialized_bytes: int
+    is_retained: bool
+    pinned_by: tuple[str, ...]
+    sizes: CheckpointSizes
+
+
+@dataclass(frozen=True)
+class SubtaskRow:
+    """A subtask in the newest checkpoint."""
+
+    subtask: int
+    state_bytes: int
+    """What a restart of it reads."""
+    input_rows: int
+    """Of the recent batches, as the changed bytes."""
+    changed_bytes: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What a restart reads, and how long it takes by estimate."""
+
+    batch: int
+    base_bytes: int
+    log_bytes: int
+    files: int
+    checkpoints: int
+    """Checkpoints whose changes are read."""
+    largest_subtask: int
+    largest_bytes: int
+    seconds: float
+    """For the largest subtask, at the speed that materialization assumes."""
+
+
+@dataclass(frozen=True)
+class FolderSize:
+    """The objects of one kind."""
+
+    folder: str
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class OperatorModel:
+    """An operator. Rows are in order of batches, the oldest first."""
+
+    uid: str
+    location: str
+    query_id: str
+    key: str
+    states: tuple[str, ...]
+    problems: tuple[str, ...]
+    checkpoints: tuple[CheckpointRow, ...]
+    starts: tuple[Claim, ...]
+    subtasks: tuple[SubtaskRow, ...]
+    restart: Restart | None
+    pins: tuple[PinInfo, ...]
+    folders: tuple[FolderSize, ...]
+    metrics: tuple[CheckpointMetrics, ...] = ()
+    """Of a running query's driver, the latest ones."""
+
+    @property
+    def newest(self) -> CheckpointRow | None:
+        """The newest checkpoint."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    @property
+    def stored_bytes(self) -> int:
+        """All objects below the operator's folder."""
+        return sum(folder.size_bytes for folder in self.folders)
+
+    @property
+    def space_amplification(self) -> float | None:
+        """Stored bytes per byte of the newest checkpoint's state."""
+        state_bytes = None if self.newest is None else self.newest.sizes.state_bytes
+        return self.stored_bytes / state_bytes if state_bytes else None
+
+    @property
+    def recent(self) -> int:
+        """Checkpoints over which the subtasks' work is added up."""
+        return min(RECENT, len(self.checkpoints))
+
+
+def read_operator(store: Store, location: str, root: str, uid: str, now_s: float) -> OperatorModel:
+    """Read the log, the pins and the listing of an operator; raises StorageError if the store fails."""
+    log = read_log(store, root)
+    history = History(log.entries)
+    objects = {info.name: info for info in store.list(f"{root}/")}
+    problems = [*log.problems]
+    pins = _read_pins(store, root, objects.values(), now_s, problems)
+    latest = history.latest
+    is_usable = not log.problems and latest is not None and history.has_batch(latest.batch)
+    if not log.problems and history.first_missing is not None:
+        problems.append(f"The log lacks the checkpoint of batch {history.first_missing}.")
+    problems += _missing_objects(root, history, objects) if is_usable else []
+    records = list(history.records)
+    rows = _rows(root, history, records, pins, is_whole_log=not log.problems)
+    subtasks = _subtasks(history, records) if is_usable else ()
+    return OperatorModel(
+        uid=uid if latest is None else latest.uid,
+        location=location,
+        query_id="" if latest is None else latest.query_id,
+        key="" if latest is None or latest.is_whole else _key_text(latest.key_schema),
+        states=() if latest is None else tuple(sorted(shown_name(stored) for stored in latest.states)),
+        problems=tuple(problems),
+        checkpoints=rows,
+        starts=tuple(log.claims),
+        subtasks=subtasks,
+        restart=_restart(records[-1], rows[-1].sizes, subtasks) if is_usable else None,
+        pins=tuple(PinInfo.of(info, pin) for info, pin in pins),
+        folders=_folders(root, objects.values()),
+    )
+
+
+def _read_pins(
+    store: Store, root: str, objects: Iterable[ObjectInfo], now_s: float, problems: list[str]
+) -> list[tuple[ObjectInfo, Pin]]:
+    """The pins that have not expired; the damaged ones are problems."""
+    found: list[tuple[ObjectInfo, Pin]] = []
+    for info in objects:
+        if not info.name.startswith(f"{root}/{PINS_FOLDER}/"):
+            continue
+        try:
+            pin = read_pin(store, info.name)
+        except (CorruptionError, ConfigurationError) as error:
+            problems.append(error.message)
+            continue
+        if pin is not None and not has_expired(pin, info, now_s, 0.0):
+            found.append((info, pin))
+    return sorted(found, key=lambda one: (one[1].batch, one[0].name))
+
+
+def _missing_objects(root: str, history: History, objects: Mapping[str, ObjectInfo]) -> list[str]:
+    """Objects that the newest checkpoint names and that are not there, or too short."""
+    latest = history.latest
+    assert latest is not None
+    needed = Pin.of(root, history, latest.batch, owner="", made_ms=0, lasts_s=None)
+    ends: dict[str, int] = dict.fromkeys(needed.objects, 0)
+    first = history.needed_from(latest.batch)
+    parts = [part for checkpoint in history.between(first, latest.batch) for part in checkpoint.segments]
+    runs = [run for base_range in needed.base_ranges for run in base_range.runs]
+    stored: list[SegmentRef | StoredRun] = [*parts, *runs]
+    for part in stored:
+        ends[part.name] = max(ends.get(part.name, 0), part.offset + part.length)
+    found: list[str] = []
+    for name, end in sorted(ends.items()):
+        if is_link(name):
+            continue
+        if name not in objects:
+            found.append(f"{name}: the object is gone; checkpoint {latest.batch} needs it.")
+        elif objects[name].size_bytes < end:
+            found.append(
+                f"{name}: it has {objects[name].size_bytes:,} bytes; checkpoint {latest.batch} needs {end:,} of them."
+            )
+    return found
+
+
+def _rows(
+    root: str,
+    history: History,
+    records: Sequence[Record],
+    pins: Sequence[tuple[ObjectInfo, Pin]],
+    *,
+    is_whole_log: bool,
+) -> tuple[CheckpointRow, ...]:
+    owners: dict[bytes, list[str]] = defaultdict(list)
+    for _, pin in pins:
+        owners[pin.token].append(pin.owner)
+    is_complete = is_whole_log and history.first_missing is None
+    retained_from = history.oldest.batch if is_complete and history.oldest is not None else None
+    rows: list[CheckpointRow] = []
+    before_ms: int | None = None
+    for record, sizes in zip(records, measure_checkpoints(root, records), strict=True):
+        one = record.checkpoint
+        changed = Counter[int]()
+        for segment in one.segments:
+            changed[segment.subtask] += segment.length
+        rows.append(
+            CheckpointRow(
+                batch=one.batch,
+                time_ms=one.batch_time_ms,
+                interval_ms=None if before_ms is None else one.batch_time_ms - before_ms,
+                epoch=one.epoch,
+                revision=one.revision,
+                parallelism=one.parallelism,
+                watermark_ms=None if one.watermark_ms == NO_TIME_MS else one.watermark_ms,
+                input_rows=sum(segment.input_rows for segment in one.segments),
+                changes=sum(segment.rows for segment in one.segments),
+                changed_bytes=sum(changed.values()),
+                largest_changed_bytes=max(changed.values(), default=0),
+                materialized=len(one.bases),
+                materialized_bytes=sum(base.levels[-1].length for base in one.bases),
+                is_retained=retained_from is not None and one.batch >= retained_from,
+                pinned_by=tuple(owners.get(one.token, ())),
+                sizes=sizes if is_whole_log else CheckpointSizes(None, None, None, None),
+            )
+        )
+        before_ms = one.batch_time_ms
+    return tuple(rows)
+
+
+def _subtasks(history: History, records: Sequence[Record]) -> tuple[SubtaskRow, ...]:
+    newest = records[-1].checkpoint
+    input_rows, changed = Counter[int](), Counter[int]()
+    for record in records[-RECENT:]:
+        if record.checkpoint.parallelism == newest.parallelism:
+            for segment in record.checkpoint.segments:
+                input_rows[segment.subtask] += segment.input_rows
+                changed[segment.subtask] += segment.length
+    rows: list[SubtaskRow] = []
+    for subtask in range(newest.parallelism):
+        if newest.is_whole:
+            state_bytes = sum(segment.length for segment in newest.segments_of(subtask, subtask))
+        else:
+            genesis = digests.genesis(newest.query_id, newest.uid, subtask, newest.parallelism)
+            state_bytes = history.missing_segments(genesis, subtask, newest.parallelism, newest.batch, set()).length
+        rows.append(SubtaskRow(subtask, state_bytes, input_rows[subtask], changed[subtask]))
+    return tuple(rows)
+
+
+def _restart(newest: Record, sizes: CheckpointSizes, subtasks: Sequence[SubtaskRow]) -> Restart | None:
+    if sizes.base_bytes is None or sizes.log_bytes is None or sizes.files is None:
+        return None
+    largest = max(subtasks, key=lambda one: one.state_bytes)
+    checkpoints = newest.batch - newest.needed_from + 1
+    return Restart(
+        batch=newest.batch,
+        base_bytes=sizes.base_bytes,
+        log_bytes=sizes.log_bytes,
+        files=sizes.files,
+        checkpoints=checkpoints,
+        largest_subtask=largest.subtask,
+        largest_bytes=largest.state_bytes,
+        seconds=largest.state_bytes / MERGE_POLICY.replay_bytes_per_s + checkpoints * MERGE_POLICY.replay_checkpoint_s,
+    )
+
+
+def _folders(root: str, objects: Iterable[ObjectInfo]) -> tuple[FolderSize, ...]:
+    counts, sizes = Counter[str](), Counter[str]()
+    for info in objects:
+        folder = info.name.removeprefix(f"{root}/").partition("/")[0]
+        counts[folder] += 1
+        sizes[folder] += info.size_bytes
+    return tuple(FolderSize(folder, counts[folder], sizes[folder]) for folder in sorted(counts))
+
+
+def _key_text(key_schema: bytes) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in decode_schema(key_schema))

@@ -1,0 +1,50 @@
+"""Writes the page to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.pages.extra import require_extra
+from statelog.pages.model import read_page
+
+
+def report(location: str | Path, target: str | Path) -> None:
+    """Write a page about a query's checkpoints: one HTML file that needs nothing else.
+
+    The log of each operator, its pins and a listing of its objects are read, and no state; nothing is written to the
+    location. What is damaged is on the page, with all that can still be read.
+
+    Parameters
+    ----------
+    location : str or Path
+        The query's checkpointLocation, or the location that its operators were given; or a savepoint.
+    target : str or Path
+        The file; one that exists is replaced.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no operator, the file cannot be written, or the extra is not installed.
+    StorageError
+        If the store fails.
+
+    Examples
+    --------
+    >>> statelog.report("/data/checkpoints/flights", "flights.html")  # doctest: +SKIP
+    """
+    require_extra()
+    from statelog.pages.render import render
+
+    html = render(read_page([str(location)]))
+    place = Path(target)
+    unfinished = place.with_name(f".{place.name}.unfinished")
+    try:
+        unfinished.write_text(html, encoding="utf-8")
+        unfinished.replace(place)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{place} cannot be written: {error}.", kind=ErrorKind.VALUE_MISMATCH, hint="Name a file that can."
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,232 @@
+"""Serves the page while a query runs: read-only, to this host unless told otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from ipaddress import ip_address
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import parse_qs
+
+from waitress.server import create_server
+from waitress.wasyncore import close_all
+
+from statelog.clock import Clock, SystemClock
+from statelog.errors import ConfigurationError, ErrorKind, StatelogError
+from statelog.metrics import CheckpointMetrics
+from statelog.pages.browse import Wanted, browse
+from statelog.pages.model import PageModel, read_page
+from statelog.pages.render import browse_html, content_policy, error_html, render
+
+_FRESH_S: Final = 5.0
+"""So long a page that was read is shown again."""
+_FORM_BYTES: Final = 16 << 10
+_THREADS: Final = 4
+_CLOSE_S: Final = 10.0
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+_Environment = Mapping[str, Any]
+_Respond = Callable[[str, list[tuple[str, str]]], Any]
+
+
+class App:
+    """The WSGI application.
+
+    Parameters
+    ----------
+    locations : callable
+        Finds the locations of the state.
+    metrics : callable
+        Finds the latest metrics of a running query, by operator.
+    token : str or None
+        What a caller must know; None for callers of this host.
+    redacts : bool
+        Whether keys are not shown.
+    """
+
+    def __init__(
+        self,
+        locations: Callable[[], Sequence[str]],
+        metrics: Callable[[], Mapping[str, Sequence[CheckpointMetrics]]],
+        *,
+        token: str | None,
+        redacts: bool,
+        clock: Clock,
+    ) -> None:
+        self._locations = locations
+        self._metrics = metrics
+        self._token = token
+        self._cookie = "" if token is None else f"statelog_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+        self._redacts = redacts
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read: tuple[float, PageModel] | None = None
+
+    def __call__(self, environment: _Environment, respond: _Respond) -> Iterable[bytes]:
+        status, headers, body = self._answer(environment)
+        data = body.encode()
+        common = [
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Length", str(len(data))),
+            ("Content-Security-Policy", f"{content_policy()}; frame-ancestors 'none'"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("Cache-Control", "no-store"),
+        ]
+        respond(f"{status.value} {status.phrase}", [*common, *headers])
+        return [] if environment["REQUEST_METHOD"] == "HEAD" else [data]
+
+    def _answer(self, environment: _Environment) -> tuple[HTTPStatus, list[tuple[str, str]], str]:
+        method, path = environment["REQUEST_METHOD"], environment.get("PATH_INFO", "/")
+        if self._token is None and _host_of(environment.get("HTTP_HOST", "")) not in _LOOPBACK_NAMES:
+            # Another site's name may lead to this host; a browser then tells that name.
+            return HTTPStatus.FORBIDDEN, [], error_html("This page is served to this host by its own name only.")
+        if self._token is not None and not self._is_known(environment):
+            given = parse_qs(environment.get("QUERY_STRING", "")).get("token", [""])[0]
+            if not _is_equal(given, self._token):
+                return HTTPStatus.UNAUTHORIZED, [], error_html("Open the address with the token that was printed.")
+            cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+            return HTTPStatus.SEE_OTHER, [("Location", "/"), ("Set-Cookie", cookie)], ""
+        if path == "/" and method in ("GET", "HEAD"):
+            return self._guarded(lambda: render(self._page(), is_live=True))
+        if path == "/state" and method in ("GET", "HEAD"):
+            return self._guarded(lambda: browse_html(self._page(), Wanted(), None))
+        if path == "/state" and method == "POST":
+            return self._guarded(lambda: self._browsed(_form_of(environment)))
+        if path in ("/", "/state"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, [("Allow", "GET, HEAD, POST")], error_html("This page is read-only.")
+        return HTTPStatus.NOT_FOUND, [], error_html("There is no such page.")
+
+    def _guarded(self, make: Callable[[], str]) -> tuple[HTTPStatus, list[tuple[str, str]], str]:
+        try:
+            return HTTPStatus.OK, [], make()
+        except StatelogError as error:
+            return HTTPStatus.SERVICE_UNAVAILABLE, [], error_html(str(error))
+
+    def _browsed(self, form: Mapping[str, str]) -> str:
+        page = self._page()
+        wanted = Wanted(
+            operator=form.get("operator", ""),
+            state=form.get("state", ""),
+            key=form.get("key", ""),
+            at=form.get("at", ""),
+            is_history=form.get("show") == "history",
+        )
+        return browse_html(page, wanted, browse(page, wanted, redacts=self._redacts))
+
+    def _page(self) -> PageModel:
+        """The page, read at most every few seconds, and by one thread at a time."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._read is None or now_s - self._read[0] >= _FRESH_S:
+                page = read_page(self._locations(), self._metrics())
+                self._read = self._clock.monotonic_s(), page
+            return self._read[1]
+
+    def _is_known(self, environment: _Environment) -> bool:
+        assert self._token is not None
+        try:
+            cookie = SimpleCookie(environment.get("HTTP_COOKIE", "")).get(self._cookie)
+        except CookieError:
+            return False
+        return cookie is not None and _is_equal(cookie.value, self._token)
+
+
+def _is_equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+def _host_of(header: str) -> str:
+    """The host of a Host header without its port."""
+    host, colon, port = header.rpartition(":")
+    return (host if colon and port.isdigit() else header).lower()
+
+
+def _form_of(environment: _Environment) -> dict[str, str]:
+    try:
+        length = min(int(environment.get("CONTENT_LENGTH") or 0), _FORM_BYTES)
+    except ValueError:
+        length = 0
+    text = environment["wsgi.input"].read(length).decode(errors="replace")
+    return {name: values[0] for name, values in parse_qs(text).items()}
+
+
+class PageServer:
+    """A served page, made by :func:`ui`: it is served until :meth:`close`, or the end of the process.
+
+    Use it in a ``with`` statement, or call :meth:`close`.
+    """
+
+    def __init__(self, app: App, host: str, port: int, token: str | None) -> None:
+        self._sockets: dict[int, Any] = {}
+        try:
+            self._server = create_server(
+                app, map=self._sockets, host=host, port=port, threads=_THREADS, ident="statelog"
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"The checkpoint page cannot be served at {host}, port {port}: {error}.",
+                kind=ErrorKind.VALUE_MISMATCH,
+                hint="Pass another port, or 0 for a free one.",
+            ) from error
+        self._token = token
+        self._host = f"[{host}]" if ":" in host else host
+        self._thread = threading.Thread(target=self._server.run, name="statelog-ui", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """The address to open in a browser, with the token if there is one."""
+        address = f"http://{self._host}:{self._server.effective_port}/"
+        return address if self._token is None else f"{address}?token={self._token}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait(self) -> None:
+        """Return when the page is not served any more."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop serving the page."""
+        if not self._thread.is_alive():
+            return
+        self._server.task_dispatcher.shutdown()
+        # Only the thread that waits for the sockets may close them.
+        self._server.trigger.pull_trigger(lambda: close_all(self._sockets, ignore_all=True))
+        self._thread.join(timeout=_CLOSE_S)
+
+
+def serve(
+    locations: Callable[[], Sequence[str]],
+    metrics: Callable[[], Mapping[str, Sequence[CheckpointMetrics]]],
+    *,
+    host: str,
+    port: int,
+    redact_keys: bool,
+) -> PageServer:
+    """Serve the page; with a token unless `host` is this host alone."""
+    token = None if _is_loopback(host) else secrets.token_urlsafe(24)
+    app = App(locations, metrics, token=token, redacts=redact_keys, clock=SystemClock())
+    return PageServer(app, host, port, token)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
