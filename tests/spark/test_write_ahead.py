@@ -76,7 +76,7 @@ def test_a_repeated_batch_gives_the_sink_the_same_rows(
     job = Job(tmp_path).add(make_orders(4, seed=81))
     options = Options(inline_budget_bytes=inline_bytes)
     set_salt(job, 7)
-    first = Deliveries(**{f"fails_{ends}": 2})
+    first = Deliveries(fails_before=2) if ends == "before" else Deliveries(fails_after=2)
     with pytest.raises(StreamingQueryException, match="the sink is gone"):
         run(job, salted(job, spark, 2), first, parallelism=2, options=options)
     assert sorted(first.rows) == [0, 1, 2]

@@ -709,7 +709,7 @@ def test_an_operator_without_keys_gets_no_orders_and_counts_no_log(runs: Runs, c
 def test_only_large_operator_state_is_warned_of(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("statelog.checkpoint.coordinator.LARGE_SNAPSHOT_BYTES", 4)
+    monkeypatch.setattr("statelog.checkpoint.redistribution.LARGE_SNAPSHOT_BYTES", 4)
     monkeypatch.setattr(logging.getLogger("statelog.checkpoint.coordinator"), "propagate", True)
     runs.start(0)
     runs.batch(0, b"12345")

@@ -444,7 +444,7 @@ def test_a_snapshot_is_fetched_once_on_a_new_host(
 
 def test_a_large_state_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert redistribution.LARGE_SNAPSHOT_BYTES == 16 << 20
-    monkeypatch.setattr("statelog.checkpoint.coordinator.LARGE_SNAPSHOT_BYTES", 5_000)
+    monkeypatch.setattr("statelog.checkpoint.redistribution.LARGE_SNAPSHOT_BYTES", 5_000)
     engine = OperatorEngine(tmp_path)
     engine.start(1, 0)
     warnings: list[str] = []

@@ -201,7 +201,7 @@ class Coordinator:
         """Answer a request of a task; the errors are those of the method that does it."""
         match request:
             case Begin():
-                return self.begin(request)
+                return Kept() if self._is_kept(request.task.batch) else self.begin(request)
             case Fetch():
                 return self.fetch(request)
             case ReadProgress():
@@ -210,7 +210,12 @@ class Coordinator:
             case Ack():
                 return self.ack(request, payload)
 
-    def begin(self, request: Begin) -> Begun | Kept:
+    def _is_kept(self, batch: int) -> bool:
+        with self._lock:
+            self._require_running()
+            return self._batch is None and batch == self.kept_batch
+
+    def begin(self, request: Begin) -> Begun:
         """Tell a subtask that begins a batch, for the first time or again, which state it starts from.
 
         Raises FencedError if a newer start owns the location or the batch is over, StateMissingError if the checkpoint
@@ -220,8 +225,6 @@ class Coordinator:
         with self._lock:
             self._require_running()
             task = request.task
-            if self._batch is None and task.batch == self.kept_batch:
-                return Kept()
             batch = self._enter(task)
             require_own_partition(request, batch, self._config, self._name)
             batch.begun[task.attempt] = task.subtask
