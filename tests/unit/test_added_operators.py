@@ -109,7 +109,7 @@ def test_a_start_says_that_an_added_operator_is_given_state(
     added: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     given, opened = {0: [StoredRun("op/runs/1/0/given.run", 0, 1, b"", 1, 5, 5)]}, Coordinator.open
-    monkeypatch.setattr(Coordinator, "open", lambda self, first_batch: opened(self, first_batch, given))
+    monkeypatch.setattr(Coordinator, "open", lambda self, first_batch, **_: opened(self, first_batch, given))
     caplog.set_level("INFO", "statelog")
     added.start(2, 7)
     assert "as of batch 7, and starts with the state of its initialTables" in caplog.text

@@ -629,8 +629,11 @@ def test_a_snapshot_that_is_called_unchanged_is_the_one_that_was_started_from(ru
     assert (after.name, after.offset, after.checksum) == (before.name, before.offset, before.checksum)
 
 
+LIST = StateSchema("s", "operator-list", b"", state("s").value_schema)
+
+
 def test_a_snapshot_that_was_put_together_from_others_cannot_be_unchanged(runs: Runs) -> None:
-    run = dataclasses.replace(WITHOUT_KEYS, states=[StateSchema("s", "operator-list", b"", state("s").value_schema)])
+    run = dataclasses.replace(WITHOUT_KEYS, states=[LIST])
     runs.start(0, run)
     runs.begin(0)
     runs.ack(0, b"both", element_counts={"s": 2})
@@ -710,10 +713,12 @@ def test_only_large_operator_state_is_warned_of(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("statelog.checkpoint.redistribution.LARGE_SNAPSHOT_BYTES", 4)
-    monkeypatch.setattr(logging.getLogger("statelog.checkpoint.coordinator"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("statelog.checkpoint.redistribution"), "propagate", True)
     runs.start(0)
     runs.batch(0, b"12345")
     runs.start(0, WITHOUT_KEYS)
+    snapshot_ack(runs, 0, b"12345")
+    runs.start(0, dataclasses.replace(WITHOUT_KEYS, states=[LIST]))
     snapshot_ack(runs, 0, b"1234")
     assert "operator state" not in caplog.text
     snapshot_ack(runs, 1, b"12345")

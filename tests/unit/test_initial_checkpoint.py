@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     given = {0: [run]}
     open_empty = Coordinator.open
 
-    def open_given(self: Coordinator, first_batch: int, _: Mapping[int, Sequence[StoredRun]] | None = None) -> None:
+    def open_given(self: Coordinator, first_batch: int, **_: object) -> None:
         open_empty(self, first_batch, given if first_batch == 0 else None)
 
     monkeypatch.setattr(Coordinator, "open", open_given)

@@ -450,7 +450,7 @@ def test_a_large_state_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     warnings: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]  # only for the test
-    monkeypatch.setattr(logging.getLogger("statelog.checkpoint.coordinator"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("statelog.checkpoint.redistribution"), "handlers", [handler])
     add(engine, 0, ["a"])
     assert warnings == []
     add(engine, 1, ["a" * 6_000])
