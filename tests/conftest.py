@@ -33,8 +33,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# A test's JVM lives for seconds: the quick compiler and the simple collector halve its processor time.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+def _jvm_options() -> str:
+    from tests.jvm import jvm_options
+
+    return " ".join(jvm_options(os.environ.get("STATELOG_TEST_CLASSES", "")))
+
+
+os.environ.setdefault("JDK_JAVA_OPTIONS", _jvm_options())
 
 
 _SLOW = (

@@ -312,6 +312,7 @@ class TestTargets:
         assert [value for value, _ in self.outcomes(on, off)] == [None, None, 1, 1.5]
 
 
+@pytest.mark.extended
 @pytest.mark.spark
 def test_a_query_is_killed_and_goes_on_with_what_its_events_give(tmp_path: Path) -> None:
     side = dataclasses.replace(WINDOWS, is_quick=True, seconds=2.0, warm_up=0.0)

@@ -87,8 +87,8 @@ def test_workers_that_spark_replaces_lose_nothing(tmp_path: Path) -> None:
     [
         ("driver", Step.LAST_ACK, "across"),
         pytest.param("driver", Step.DURABLE, "across", marks=pytest.mark.smoke),
-        ("driver", Step.DURABLE, "within"),
-        ("jvm", Step.LAST_ACK, "within"),
+        pytest.param("driver", Step.DURABLE, "within", marks=pytest.mark.extended),
+        pytest.param("jvm", Step.LAST_ACK, "within", marks=pytest.mark.extended),
         ("jvm", Step.DURABLE, "across"),
     ],
 )

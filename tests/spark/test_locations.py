@@ -32,7 +32,9 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 # ---- Two drivers ----
 
 
-@pytest.mark.parametrize(("checkpoint", "file_merging"), [("same", "across"), ("copied", "within")])
+@pytest.mark.parametrize(
+    ("checkpoint", "file_merging"), [("same", "across"), pytest.param("copied", "within", marks=pytest.mark.extended)]
+)
 def test_the_older_of_two_drivers_stops_and_its_late_commit_has_no_effect(
     spark: SparkSession, tmp_path: Path, checkpoint: str, file_merging: str
 ) -> None:

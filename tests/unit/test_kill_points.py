@@ -116,7 +116,10 @@ def require_exact(scenario: Scenario, outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("role", ["driver", "task"])
-@pytest.mark.parametrize(("kind", "merging"), [("keyed", "across"), ("keyed", "off"), ("unkeyed", "within")])
+@pytest.mark.parametrize(
+    ("kind", "merging"),
+    [("keyed", "across"), pytest.param("keyed", "off", marks=pytest.mark.extended), ("unkeyed", "within")],
+)
 def test_a_process_is_killed_at_every_store_operation(
     all_forks: list[Forks], directory: Path, kind: Kind, merging: str, role: Role, when: When
 ) -> None:

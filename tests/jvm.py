@@ -1,0 +1,16 @@
+"""The options of the tests' JVMs."""
+
+from __future__ import annotations
+
+
+def jvm_options(archive: str = "") -> list[str]:
+    """Options for a JVM that lives for seconds: the quick compiler and the simple collector halve its processor time.
+
+    `archive` is a file with Spark's classes, as :mod:`tests.spark.class_archive` makes it. A JVM with another class
+    path does without it, and says so; where Spark reads what a JVM prints, that must not go to standard output.
+    """
+    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    return [*options, f"-XX:SharedArchiveFile={archive}", *LOG_TO_STDERR] if archive else options
+
+
+LOG_TO_STDERR = ("-Xlog:disable", "-Xlog:all=error:stderr")
