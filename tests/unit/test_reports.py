@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 
 import pyarrow as pa
@@ -10,7 +9,6 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 from statelog.checkpoint.protocol import Acked
-from statelog.metrics import meanings
 from statelog.spark.reports import REPORT_COLUMN, reported_schema, with_report, zero
 
 OUTPUT = StructType().add("a", LongType(), False).add("b", StringType(), False).add("c", StringType())
@@ -33,11 +31,8 @@ def test_only_the_task_that_completes_the_checkpoint_reports() -> None:
 def test_the_report_is_a_row_of_the_same_types_without_nulls_where_none_are_declared(
     batches: list[pa.RecordBatch],
 ) -> None:
-    numbers: dict[str, float | None] = {name: None if name == "watermark_ms" else 3.0 for name in meanings()}
-    *rows, report = with_report(task(batches, Acked(numbers=list(numbers.values()))), OUTPUT)
-    [row] = report.to_pylist()
-    assert json.loads(row.pop(REPORT_COLUMN)) == numbers
-    assert row == {"a": 0, "b": "", "c": None}
+    *rows, report = with_report(task(batches, Acked(numbers=[3.0, None])), OUTPUT)
+    assert report.to_pylist() == [{"a": 0, "b": "", "c": None, REPORT_COLUMN: [3.0, None]}]
     assert all(one.schema == report.schema for one in rows)
     assert report.schema.names == reported_schema(OUTPUT).names
 

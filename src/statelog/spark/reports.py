@@ -7,30 +7,25 @@ report (``observedMetrics`` of Spark's progress), and then removes that row and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterator
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 
 from statelog.checkpoint.protocol import Acked
 from statelog.convert.types import arrow_type
 from statelog.metrics import CheckpointMetrics, meanings
 
 REPORT_COLUMN: Final = "__statelog_report"
-REPORTED: Final = "checkpoint"
-"""The name of the report in an operator's entry in ``observedMetrics``."""
 
+_REPORT: Final = pa.field(REPORT_COLUMN, pa.list_(pa.float64()))
 _LARGEST_BYTES: Final = 16
 """No value of fixed size takes more, in Arrow."""
-_WHOLE: Final = frozenset(name for name, kind in CheckpointMetrics.__annotations__.items() if kind == "int")
+_LONG: Final = frozenset(name for name, kind in CheckpointMetrics.__annotations__.items() if kind == "int")
 """The numbers without a fraction."""
-_TYPE: Final = StructType([StructField(name, LongType() if name in _WHOLE else DoubleType()) for name in meanings()])
-_REPORT: Final = pa.field(REPORT_COLUMN, pa.string())
-"""JSON: a struct would take the place of all its numbers in each row without a report."""
 
 
 # ---- The plan ----
@@ -43,18 +38,22 @@ def observation_of(uid: str) -> str:
 
 def reported_schema(output: StructType) -> StructType:
     """The output's columns with the report behind them."""
-    return StructType([*output.fields, StructField(REPORT_COLUMN, StringType())])
+    return StructType([*output.fields, StructField(REPORT_COLUMN, ArrayType(DoubleType()))])
 
 
 def observed(rows: DataFrame, uid: str) -> DataFrame:
     """Observe the report, and remove it.
 
-    A batch may be computed several times, and then has several reports, of which one counts. There is one aggregate:
-    one for each number would cost every batch some ten milliseconds, and every row.
+    A batch may be computed several times, and then has several reports, so their largest numbers count, not sums.
     """
-    report = F.from_json(F.max(REPORT_COLUMN), _TYPE)
-    seen = rows.observe(observation_of(uid), report.alias(REPORTED))
+    numbers = [_largest(place, name) for place, name in enumerate(meanings())]
+    seen = rows.observe(observation_of(uid), *numbers)
     return seen.filter(F.col(REPORT_COLUMN).isNull()).drop(REPORT_COLUMN)
+
+
+def _largest(place: int, name: str) -> Column:
+    largest = F.max(F.get(F.col(REPORT_COLUMN), F.lit(place)))
+    return (largest.cast("long") if name in _LONG else largest).alias(name)
 
 
 # ---- The tasks ----
@@ -72,11 +71,7 @@ def with_report(output: Generator[pa.RecordBatch, None, Acked], schema: StructTy
         columns = rows.schema
         yield _with_column(rows, pa.nulls(rows.num_rows, _REPORT.type))
     if acked.numbers:
-        numbers = dict(zip(meanings(), acked.numbers, strict=True))
-        report = {
-            name: int(number) if number is not None and name in _WHOLE else number for name, number in numbers.items()
-        }
-        yield _with_column(_hidden_row(columns, schema), pa.array([json.dumps(report)], _REPORT.type))
+        yield _with_column(_hidden_row(columns, schema), pa.array([acked.numbers], _REPORT.type))
 
 
 def _with_column(rows: pa.RecordBatch, report: pa.Array) -> pa.RecordBatch:
