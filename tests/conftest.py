@@ -66,6 +66,50 @@ _SLOW = (
 """Left out by ``./dev test --quick``: random stories, queries, thousands of checkpoints, processes that are killed."""
 
 
+_EXTENDED = (
+    "tests/conversions/test_conversions.py::test_columns_and_keys_reach_processors_as_spark_gives_them[frames]",
+    "tests/docs/test_examples.py::test_examples_of_a_page_run_in_order[docs/arrow.md]",
+    "tests/docs/test_examples.py::test_examples_of_a_page_run_in_order[docs/stores.md]",
+    "tests/docs/test_examples.py::test_examples_of_a_page_run_in_order[docs/windows.md]",
+    "tests/model/test_state_model.py::TestAllTables",
+    "tests/model/test_state_model.py::TestMemoryTable",
+    "tests/spark/dropin/test_migrated.py::test_every_later_batch_is_the_same[event time with a delay, in pandas mode]",
+    "tests/spark/dropin/test_migrated.py::test_every_later_batch_is_the_same[event time, a batch without",
+    "tests/spark/dropin/test_migrated.py::test_every_later_batch_is_the_same[expiry, with a heartbeat]",
+    "tests/spark/dropin/test_migrated.py::test_every_later_batch_is_the_same[many entries]",
+    "tests/spark/dropin/test_migrated.py::test_every_later_batch_is_the_same[timers of processing time]",
+    "tests/spark/dropin/test_same_as_spark.py::test_every_batch_is_the_same[declarations]",
+    "tests/spark/dropin/test_same_as_spark.py::test_every_batch_is_the_same[emits what is late]",
+    "tests/spark/dropin/test_same_as_spark.py::test_every_batch_is_the_same[into a second operator]",
+    "tests/spark/dropin/test_same_as_spark.py::test_every_batch_is_the_same[schema evolution]",
+    "tests/spark/dropin/test_same_as_spark.py::test_every_batch_is_the_same[states that their own init deletes]",
+    "tests/spark/test_aggregates.py::test_a_stream_by_time_returns_what_spark_returns[update]",
+    "tests/spark/test_basics.py::test_any_parallelism_at_every_start[uploads]",
+    "tests/spark/test_change_source.py::test_a_stream_goes_on_after_restarts[list]",
+    "tests/spark/test_change_source.py::test_a_stream_goes_on_after_restarts[map]",
+    "tests/spark/test_clock.py::test_heartbeat_may_come_and_go[1]",
+    "tests/spark/test_kills.py::test_a_driver_killed_around_the_log_entry_loses_nothing[jvm-durable-across]",
+    "tests/spark/test_kills.py::test_a_worker_killed_at_a_step_loses_nothing[acked-8388608]",
+    "tests/spark/test_kills.py::test_a_worker_killed_at_a_step_loses_nothing[materializing-0]",
+    "tests/spark/test_locations.py::test_a_damaged_upload_is_an_error_that_names_it[delete]",
+    "tests/spark/test_locations.py::test_a_damaged_upload_is_an_error_that_names_it[truncate]",
+    "tests/spark/test_locations.py::test_a_torn_tail_is_no_error[zeros]",
+    "tests/spark/test_locations.py::test_missing_log_files_are_an_error_that_says_so[across-missing2]",
+    "tests/spark/test_locations.py::test_missing_log_files_are_an_error_that_says_so[within-missing3]",
+    "tests/spark/test_savepoints.py::test_an_older_batch_is_gone_on_from_file_by_file[1-3]",
+    "tests/spark/test_savepoints.py::test_an_older_batch_is_gone_on_from_file_by_file[2-10]",
+    "tests/spark/test_savepoints.py::test_timers_watermark_and_operator_state_are_saved_as_of_one_batch[spark.sql.maxPlan",
+    "tests/spark/test_schema_evolution.py::test_a_state_may_change_its_fields[memory]",
+    "tests/unit/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-after-off]",
+    "tests/unit/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-after-within]",
+    "tests/unit/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-before-off]",
+    "tests/unit/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-before-within]",
+    "tests/unit/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-driver-after]",
+    "tests/unit/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-task-before]",
+)
+"""Left out by ``./dev test``: combinations of which others are in it."""
+
+
 _LONGEST = (
     "tests/spark/test_executors.py",
     "tests/spark/test_kills.py",
@@ -92,6 +136,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(_SLOW):
             item.add_marker("slow")
+        if item.nodeid.startswith(_EXTENDED):
+            item.add_marker("extended")
 
 
 @pytest.fixture(scope="session")

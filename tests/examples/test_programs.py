@@ -197,7 +197,7 @@ def test_the_picture_of_a_program_shows_its_result(module: ModuleType, result: R
 
 
 def test_every_program_has_a_test_and_a_place_in_the_gallery() -> None:
-    names = {path.stem for path in (REPOSITORY / "examples").glob("*.py")} - {"program"}
+    names = {path.stem for path in (REPOSITORY / "examples").glob("*.py")} - {"processes", "program"}
     assert names == {module.__name__.rpartition(".")[2] for module in PROGRAMS}
     gallery = (REPOSITORY / "docs" / "examples.md").read_text()
     assert not [name for name in names if f"(pictures/{name}.png)" not in gallery]

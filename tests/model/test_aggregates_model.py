@@ -254,7 +254,7 @@ class ByTime:
         return query.advanceWatermark(self._watermark_ms), None
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     STORIES,
     st.none() | st.integers(1, 6),
@@ -268,7 +268,7 @@ def test_updates(story: list[Batch], ttl_ms: int | None, few: int | None, table:
         run(query, story, Updates(ttl_ms))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(STORIES, st.integers(1, 6))
 def test_appends(story: list[Batch], ttl_ms: int) -> None:
     plan = planned(["user"], ttl=ttl_ms, output_mode="append")
@@ -276,7 +276,7 @@ def test_appends(story: list[Batch], ttl_ms: int) -> None:
         run(query, story, Appends(ttl_ms))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(STORIES, st.booleans())
 def test_keys_with_a_time(story: list[Batch], appends: bool) -> None:
     plan = planned(["user", "time"], output_mode="append" if appends else "update", event_time="time")
@@ -324,7 +324,7 @@ ROW_WITHOUT_TIME = [
 ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(STORIES, st.integers(1, 6), st.booleans())
 @example(ROW_WITHOUT_TIME, 1, True)
 def test_a_ttl_in_event_time(story: list[Batch], ttl_ms: int, appends: bool) -> None:
@@ -388,7 +388,7 @@ def greatest_two(events: list[Event]) -> list[tuple[Any, ...]]:
     return [(event.user, rank, local(event.time_ms), event.n, event.x) for rank, event in enumerate(best, 1)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(STORIES, st.none() | st.integers(1, 6))
 def test_the_newest_row(story: list[Batch], ttl_ms: int | None) -> None:
     plan = plan_latest(defined(["user"]), "time", ttl_ms, combine=False)
@@ -396,7 +396,7 @@ def test_the_newest_row(story: list[Batch], ttl_ms: int | None) -> None:
         tell(query, story, Rows(newest, ttl_ms).check)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(STORIES, st.none() | st.integers(1, 6))
 def test_the_greatest_rows(story: list[Batch], ttl_ms: int | None) -> None:
     plan = plan_top(defined(["user"]), 2, "time", ttl_ms, combine=False)
@@ -404,7 +404,7 @@ def test_the_greatest_rows(story: list[Batch], ttl_ms: int | None) -> None:
         tell(query, story, Rows(greatest_two, ttl_ms).check)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(STORIES, st.none() | st.integers(1, 6))
 def test_the_first_row(story: list[Batch], ttl_ms: int | None) -> None:
     now_ms = 0

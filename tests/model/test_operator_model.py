@@ -204,7 +204,7 @@ def _ruled(rules: dict[str, int], broadcast: list[Command]) -> dict[str, int]:
 
 _settings = settings(
     phases=(Phase.generate,),
-    max_examples=40,
+    max_examples=24,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -433,7 +433,7 @@ def _listed(row: tuple[Any, ...] | None) -> list[Any] | None:
 
 _settings = settings(
     phases=(Phase.generate,),
-    max_examples=28,
+    max_examples=18,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -457,6 +457,6 @@ TestRunsTable.settings = _settings
 TestMemoryTable = MemoryTableMachine.TestCase
 TestMemoryTable.settings = settings(_settings, max_examples=12)
 TestRocksTable = RocksTableMachine.TestCase
-TestRocksTable.settings = settings(_settings, max_examples=12)
+TestRocksTable.settings = settings(_settings, max_examples=7)
 TestAllTables = AllTablesMachine.TestCase
 TestAllTables.settings = settings(_settings, max_examples=12)

@@ -40,7 +40,7 @@ from tests.model.windows_model import (
 )
 
 USERS = st.sampled_from(["a", "b", "c", None])
-EXAMPLES = 40
+EXAMPLES = 24
 
 
 @dataclass(frozen=True)

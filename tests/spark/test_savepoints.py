@@ -239,7 +239,7 @@ def timed_rows(first_s: int) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("spark.sql.streaming.offsetLog.formatVersion", "1"),
+        pytest.param("spark.sql.streaming.offsetLog.formatVersion", "1", marks=pytest.mark.extended),
         ("spark.sql.streaming.offsetLog.formatVersion", "2"),
         ("spark.sql.maxPlanStringLength", "60"),
     ],
