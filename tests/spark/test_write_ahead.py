@@ -102,6 +102,12 @@ def test_a_rewind_computes_the_batch_again(spark: SparkSession, tmp_path: Path) 
     set_salt(job, 7)
     first = Deliveries()
     run(job, rows(), first)
+    state = job.checkpoint / "statelog"
+    assert not statelog.verify(state).damages
+    assert [list(measured.states) for measured in statelog.stats(state, uid="output", scan=True)] == [[]]
+    saved = statelog.savepoint(job.checkpoint, tmp_path / "saved")
+    assert saved.rows["output"] == {}
+    statelog.restore(tmp_path / "saved", tmp_path / "restored")
     assert statelog.rewind(job.checkpoint, to=1).taken_back == [2]
     set_salt(job, 1000)
     second = Deliveries()

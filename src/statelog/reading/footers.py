@@ -94,7 +94,9 @@ def measure_unkeyed(store: Store, checkpoint: Checkpoint, keep: Callable[[], Non
     for segment in checkpoint.segments:
         sizes.snapshot_bytes += segment.length
         sizes.subtask_bytes[segment.subtask] += segment.length
-        for name, (count, length) in section_sizes(partial(_head, store, segment), segment.name).items():
+        # Without states it may be a part of a query's stored output.
+        sections = section_sizes(partial(_head, store, segment), segment.name) if checkpoint.states else {}
+        for name, (count, length) in sections.items():
             state = sizes.states[name]
             state.rows += count
             state.stored_bytes += length

@@ -371,7 +371,8 @@ def _scanned_elements(
 ) -> dict[str, StateStats]:
     """The states of an unkeyed operator with their elements, which are read; all subtasks have the same broadcasts."""
     counted = {name: [0, 0, 0] for name in by_name}
-    for place, segment in enumerate(source.checkpoint.segments):
+    # Without states the segments may be a query's stored output.
+    for place, segment in enumerate(source.checkpoint.segments if by_name else []):
         sections = Snapshot(read_segment(source.store, segment), segment.name).sections
         for stored in source.states:
             section = sections.get(stored.name)

@@ -123,6 +123,8 @@ class _Part:
 
     stored: SegmentRef | StoredRun
     is_snapshot: bool
+    has_states: bool
+    """Whether the operator has states; one that stores the query's output has none, and its parts are rows."""
     users: set[bytes] = field(default_factory=set)
     """Tokens of the checkpoints that need it."""
 
@@ -188,8 +190,10 @@ class _Check:
 
     def _add(self, pin: Pin, history: History) -> None:
         self.pins[pin.token] = pin
+        checkpoint = history.at(pin.batch)
+        has_states = checkpoint is not None and bool(checkpoint.states)
         for stored, is_snapshot in _parts_of(pin, history):
-            part = self.parts.setdefault((stored.name, stored.offset), _Part(stored, is_snapshot))
+            part = self.parts.setdefault((stored.name, stored.offset), _Part(stored, is_snapshot, has_states))
             part.users.add(pin.token)
 
     def _checked(self, part: _Part) -> tuple[_Part, StatelogError | None]:
@@ -197,7 +201,9 @@ class _Check:
         try:
             if part.is_snapshot:
                 assert isinstance(part.stored, SegmentRef)
-                Snapshot(read_segment(self._store, part.stored), part.stored.name)
+                data = read_segment(self._store, part.stored)
+                if part.has_states:
+                    Snapshot(data, part.stored.name)
             else:
                 read_run(self._store, part.stored, "a run").verify()
         except CorruptionError as error:

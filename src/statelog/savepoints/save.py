@@ -94,7 +94,8 @@ class _Tables:
 
 def _export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: Store) -> dict[str, SavedFile]:
     """Write the states of an unkeyed operator, one file per state; returns the files by state."""
-    snapshots = [Snapshot(read_segment(source, segment), segment.name) for segment in checkpoint.segments]
+    segments = checkpoint.segments if checkpoint.states else []  # else they may be a query's stored output
+    snapshots = [Snapshot(read_segment(source, segment), segment.name) for segment in segments]
     folders = _state_folders(folder, checkpoint.states)
     files: dict[str, SavedFile] = {}
     for stored in checkpoint.states:
