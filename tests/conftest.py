@@ -88,6 +88,19 @@ _EXTENDED = (
     "tests/spark/test_change_source.py::test_a_stream_goes_on_after_restarts[list]",
     "tests/spark/test_change_source.py::test_a_stream_goes_on_after_restarts[map]",
     "tests/spark/test_clock.py::test_heartbeat_may_come_and_go[1]",
+    "tests/spark/test_executors.py::test_a_killed_worker_leaves_its_files",
+    "tests/spark/test_executors.py::test_a_restart_with_another_parallelism_fetches_once",
+    "tests/spark/test_executors.py::test_an_executor_killed_within_a_batch_is_replaced_in_it",
+    "tests/spark/test_executors.py::test_an_executor_that_comes_gets_subtasks_that_stay",
+    "tests/spark/test_executors.py::test_only_the_subtasks_of_a_killed_executor_move",
+    "tests/spark/test_executors.py::test_operators_without_keys_stay_too",
+    "tests/spark/test_executors.py::test_subtasks_stay_where_their_files_are",
+    "tests/spark/test_executors.py::test_the_calls_of_all_this_were_encrypted",
+    "tests/spark/test_executors.py::test_the_doctor_asks_every_executor",
+    "tests/spark/test_executors.py::test_the_late_ack_of_a_lost_executors_task_is_refused",
+    "tests/spark/test_executors.py::test_the_placement_table_is_cached_while_the_query_runs",
+    "tests/spark/test_executors.py::test_the_state_is_exact_after_all_of_it",
+    "tests/spark/test_executors.py::test_workers_that_spark_ends_when_they_are_idle_leave_their_files",
     "tests/spark/test_kills.py::test_a_driver_killed_around_the_log_entry_loses_nothing[jvm-durable-across]",
     "tests/spark/test_kills.py::test_a_worker_killed_at_a_step_loses_nothing[acked-8388608]",
     "tests/spark/test_kills.py::test_a_worker_killed_at_a_step_loses_nothing[materializing-0]",
@@ -107,7 +120,7 @@ _EXTENDED = (
     "tests/unit/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-driver-after]",
     "tests/unit/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-task-before]",
 )
-"""Left out by ``./dev test``: combinations of which others are in it."""
+"""Left out by ``./dev test``: combinations of which others are in it, and the long story of several executors."""
 
 
 _LONGEST = (
