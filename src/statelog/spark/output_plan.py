@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from statelog.errors import ConfigurationError, ErrorKind
@@ -16,9 +15,8 @@ from statelog.spark.endpoint import require_endpoint
 from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.output_spec import OutputSpec, output_columns, output_frame
-from statelog.spark.plan import StatelogArguments, check_arguments, mapped, marked_rows, registered, subtask_of
-from statelog.spark.shuffle import to_subtasks
-from statelog.spark.unkeyed_plan import row_hash
+from statelog.spark.plan import StatelogArguments, check_arguments, registered, subtask_of
+from statelog.spark.unkeyed_plan import mapped_by_subtask, row_hash
 from statelog.spark.worker import SUBTASK_COLUMN
 
 _NOTHING = StructType([StructField("nothing", LongType())])
@@ -84,12 +82,8 @@ def store_output(df: DataFrame, sink: Sink, own: StatelogArguments) -> tuple[Dat
 
 def _operator_frame(df: DataFrame, spec: OutputSpec, plan: OperatorPlan) -> DataFrame:
     rows = df.toDF(*[f"c{index}" for index in range(len(df.columns))])
-    rows = marked_rows(rows.withColumn(SUBTASK_COLUMN, subtask_of(row_hash(rows), spec.parallelism)), plan)
-    if plan.placement is None:
-        placed = to_subtasks(rows, spec.parallelism, F.col(SUBTASK_COLUMN))
-    else:
-        placed = plan.placement.by_subtask(rows, SUBTASK_COLUMN)
-    return mapped(placed, spec)
+    rows = rows.withColumn(SUBTASK_COLUMN, subtask_of(row_hash(rows), spec.parallelism))
+    return mapped_by_subtask(rows, spec, plan)
 
 
 def _require_no_state_of_sparks(df: DataFrame, uid: str) -> None:

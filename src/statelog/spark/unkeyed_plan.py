@@ -24,7 +24,7 @@ from statelog.spark.plan import (
 )
 from statelog.spark.shuffle import to_subtasks
 from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
-from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TaskSpec
 
 
 def apply_unkeyed(
@@ -78,6 +78,11 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpe
         copies = copies.withColumn(HASH_COLUMN, row_hash(copies)).withColumn(SUBTASK_COLUMN, everyone)
         copies = copies.withColumn(BROADCAST_COLUMN, F.lit(True))
         rows = rows.withColumn(BROADCAST_COLUMN, F.lit(False)).unionByName(copies, allowMissingColumns=True)
+    return mapped_by_subtask(rows, spec, plan)
+
+
+def mapped_by_subtask(rows: DataFrame, spec: TaskSpec, plan: OperatorPlan) -> DataFrame:
+    """The output of an operator for rows that have the number of their subtask."""
     rows = marked_rows(rows, plan)
     if plan.placement is None:
         placed = to_subtasks(rows, spec.parallelism, F.col(SUBTASK_COLUMN))
