@@ -15,6 +15,7 @@ import pytest
 import statelog
 from statelog.__main__ import main
 from statelog.pages.charts import Column, axis_steps, bar_chart
+from statelog.pages.live import watch
 from statelog.pages.model import PageModel, read_page
 from statelog.pages.operator_model import OperatorModel, read_operator
 from statelog.pages.render import render
@@ -35,8 +36,12 @@ def query(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return materialized(tmp_path_factory.mktemp("page") / "query")
 
 
+def page_of(location: str) -> PageModel:
+    return read_page(watch(location)())
+
+
 def model_of(location: str) -> OperatorModel:
-    [found] = read_page([location]).operators
+    [found] = page_of(location).operators
     return found
 
 
@@ -244,10 +249,10 @@ def test_a_location_without_state_and_one_without_a_checkpoint(tmp_path: Path) -
 
 def test_all_operators_and_a_savepoint_have_a_page(tmp_path: Path) -> None:
     made = StoredQuery(tmp_path).run({"first": None, "second": None}, range(3))
-    found = read_page([str(made.checkpoint)])
+    found = page_of(str(made.checkpoint))
     assert [one.uid for one in found.operators] == ["first", "second"]
     statelog.savepoint(made.checkpoint, tmp_path / "saved")
-    saved = read_page([str(tmp_path / "saved")]).savepoint
+    saved = page_of(str(tmp_path / "saved")).savepoint
     assert saved is not None
     assert saved.batch == 2
     assert {(one.uid, one.state, one.rows) for one in saved.tables} >= {("first", "value", 1), ("second", "list", 3)}

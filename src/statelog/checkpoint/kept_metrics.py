@@ -18,6 +18,8 @@ class KeptMetrics:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._recent: deque[CheckpointMetrics] = deque(maxlen=_KEPT)
+        self.last_restore: CheckpointMetrics | None = None
+        """The newest checkpoint whose subtasks had to fetch state."""
 
     @property
     def recent(self) -> Sequence[CheckpointMetrics]:
@@ -26,5 +28,8 @@ class KeptMetrics:
 
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
         """Note a durable checkpoint."""
-        self._recent.append(replace(metrics, measured=Recorded()))
+        kept = replace(metrics, measured=Recorded())
+        self._recent.append(kept)
+        if kept.restored_bytes:
+            self.last_restore = kept
         self._observer.checkpoint(metrics)

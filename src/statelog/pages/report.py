@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.pages.extra import require_extra
+from statelog.pages.live import watch
 from statelog.pages.model import read_page
+from statelog.pages.savepoint_list import SavepointFolders
 
 
-def report(location: str | Path, target: str | Path) -> None:
+def report(location: str | Path, target: str | Path, *, savepoints: Sequence[str | Path] = ()) -> None:
     """Write a page about a query's checkpoints: one HTML file that needs nothing else.
 
     The log of each operator, its pins and a listing of its objects are read, and no state; nothing is written to the
@@ -21,6 +24,9 @@ def report(location: str | Path, target: str | Path) -> None:
         The query's checkpointLocation, or the location that its operators were given; or a savepoint.
     target : str or Path
         The file; one that exists is replaced.
+    savepoints : sequence of str or Path
+        Savepoints, or folders with savepoints directly below, of which those of the query are listed; in addition to
+        the folder ``savepoints`` in the location.
 
     Raises
     ------
@@ -36,7 +42,7 @@ def report(location: str | Path, target: str | Path) -> None:
     require_extra()
     from statelog.pages.render import render
 
-    html = render(read_page([str(location)]))
+    html = render(read_page(watch(location)(), SavepointFolders([str(folder) for folder in savepoints])))
     place = Path(target)
     unfinished = place.with_name(f".{place.name}.unfinished")
     try:
