@@ -108,7 +108,7 @@ def checkpoints_html(page: PageModel, uid: str, newest: str) -> str:
 
 
 def browse_html(page: PageModel, wanted: Wanted, found: Found | None) -> str:
-    """The state browser with the rows that were found."""
+    """The state browser with the rows that were found, and the form as in `wanted`."""
     return _filled("state.html", page=page, wanted=wanted, found=found, title=page.location)
 
 

@@ -7,6 +7,7 @@ import hmac
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -50,7 +51,7 @@ class App:
     token : str or None
         What a caller must know; None for callers of this host.
     redacts : bool
-        Whether keys are not shown.
+        Whether keys and values are not shown, not even a key that was typed.
     """
 
     def __init__(
@@ -128,7 +129,8 @@ class App:
             at=form.get("at", ""),
             is_history=form.get("show") == "history",
         )
-        return browse_html(page, wanted, browse(page, wanted, redacts=self._redacts))
+        found = browse(page, wanted, redacts=self._redacts)
+        return browse_html(page, replace(wanted, key="") if self._redacts else wanted, found)
 
     def read(self) -> PageModel:
         """The page as of now; raises the errors of :func:`read_page`.
