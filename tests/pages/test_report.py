@@ -335,8 +335,12 @@ def test_the_command_writes_the_page(query: Story, tmp_path: Path, capsys: pytes
     target = tmp_path / "page.html"
     assert main(["report", query.location, "-o", str(target)]) == 0
     assert target.read_text().startswith("<!doctype html>")
-    assert main(["report", query.location, "-o", str(tmp_path / "none" / "page.html")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    for directory in ("none", "page.html"):
+        assert main(["report", query.location, "-o", str(tmp_path / directory / "page.html")]) == 1
+        error = capsys.readouterr().err
+        assert f"{directory}/page.html cannot be written: " in error
+        assert "Hint: Name a file in a directory that exists" in error
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_without_the_extra_the_error_names_it(

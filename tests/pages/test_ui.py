@@ -333,8 +333,16 @@ def test_a_page_that_is_closed_is_gone(query: Story) -> None:
 
 
 def test_a_port_that_is_taken_is_an_error(query: Story, page: statelog.PageServer) -> None:
-    with pytest.raises(statelog.ConfigurationError, match="cannot be served"):
+    with pytest.raises(
+        statelog.ConfigurationError, match=r"cannot be served at 127\.0\.0\.1, port \d+: Address already"
+    ):
         statelog.ui(query.location, port=urlsplit(page.url).port or 0)
+
+
+@pytest.mark.parametrize(("host", "port"), [("bad..host", 0), ("192.0.2.1", 0), ("127.0.0.1", 99_999)])
+def test_an_address_that_cannot_be_used_is_an_error(query: Story, host: str, port: int) -> None:
+    with pytest.raises(statelog.ConfigurationError, match=f"cannot be served at {host}, port {port}: "):
+        statelog.ui(query.location, host=host, port=port)
 
 
 def test_what_is_no_query_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from statelog.errors import ConfigurationError, ErrorKind
@@ -49,8 +50,10 @@ def report(location: str | Path, target: str | Path, *, savepoints: Sequence[str
         unfinished.write_text(html, encoding="utf-8")
         unfinished.replace(place)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
         raise ConfigurationError(
-            f"{place} cannot be written: {error}.", kind=ErrorKind.VALUE_MISMATCH, hint="Name a file that can."
+            f"{place} cannot be written: {error.strerror}.",
+            kind=ErrorKind.VALUE_MISMATCH,
+            hint="Name a file in a directory that exists and can be written to.",
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -31,6 +31,7 @@ _FRESH_S: Final = 5.0
 _REST: Final = 20.0
 """The same, as a multiple of the time to read them."""
 _FORM_BYTES: Final = 16 << 10
+_LAST_PORT: Final = 65_535
 _THREADS: Final = 4
 _CLOSE_S: Final = 10.0
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -182,14 +183,17 @@ class PageServer:
     def __init__(self, app: App, host: str, port: int, token: str | None) -> None:
         self._sockets: dict[int, Any] = {}
         try:
+            if not 0 <= port <= _LAST_PORT:
+                raise ValueError(f"ports end at {_LAST_PORT}")  # the system would take another one
             self._server = create_server(
                 app, map=self._sockets, host=host, port=port, threads=_THREADS, ident="statelog"
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigurationError(
-                f"The checkpoint page cannot be served at {host}, port {port}: {error}.",
+                f"The checkpoint page cannot be served at {host}, port {port}: {reason}.",
                 kind=ErrorKind.VALUE_MISMATCH,
-                hint="Pass another port, or 0 for a free one.",
+                hint="Pass an address of this machine as host, and a port that is free, or 0 for any.",
             ) from error
         self._token = token
         self._host = f"[{host}]" if ":" in host else host
