@@ -130,7 +130,7 @@ def content_policy() -> str:
 
 def _skew(one: OperatorModel) -> str:
     sizes = [subtask.state_bytes for subtask in one.subtasks]
-    middle = median(sizes) if sizes else 0
+    middle = median(sizes) if len(sizes) > 1 else 0
     return f"the largest {ratio_text(max(sizes) / middle)} the median" if middle else ""
 
 
