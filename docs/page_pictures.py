@@ -13,9 +13,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from PIL import Image, PngImagePlugin
 from selenium import webdriver
@@ -29,8 +28,7 @@ _PAGES: Final = Path(__file__).parents[1] / "src" / "statelog" / "pages"
 _WIDTH: Final = 1180
 
 
-@dataclass(frozen=True)
-class Photograph:
+class Photograph(NamedTuple):
     """A part of the page, from the top of one element to the top of another."""
 
     name: str

