@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from statelog import ConfigurationError, ErrorKind, Observer, Options, RestoreProgress, StorageError
+from statelog import (
+    CheckpointMetrics,
+    ConfigurationError,
+    ErrorKind,
+    Observer,
+    Options,
+    RestoreProgress,
+    StorageError,
+    meanings,
+)
+from statelog.checkpoint.kept_metrics import KeptMetrics
 from statelog.checkpoint.progress import Restore, Restoring, RestoringSubtasks, SubtaskRestore
 from statelog.checkpoint.protocol import ReadProgress, TaskId
 from statelog.local.restore_plan import ClippedSegment, RestorePlan
@@ -222,12 +232,12 @@ def test_the_rest_of_a_restore_is_estimated(told: Told) -> None:
 
     def note(subtask: int, read_bytes: int, known_bytes: int) -> Restore | None:
         clock.advance(2.0)
-        subtasks.note(ReadProgress(TaskId("query", "run", "op", "", 7, subtask, 9), read_bytes, known_bytes))
+        subtasks.note(ReadProgress(TaskId("query", "run", "op", "", 0, subtask, 9), read_bytes, known_bytes))
         return subtasks.latest
 
     first, second, third = note(1, 50, 100), note(1, 100, 100), note(0, 100, 400)
-    assert first == Restore(7, (SubtaskRestore(1, 50, 100),), 0.0, None)
-    assert second == Restore(7, (SubtaskRestore(1, 100, 100),), 2.0, 0.0)
+    assert first == Restore(0, (SubtaskRestore(1, 50, 100),), 0.0, None)
+    assert second == Restore(0, (SubtaskRestore(1, 100, 100),), 2.0, 0.0)
     assert third is not None
     assert (third.read_bytes, third.known_bytes, third.took_s) == (200, 500, 4.0)
     assert third.left_s == 300 / (150 / 4.0)
@@ -237,6 +247,16 @@ def test_the_rest_of_a_restore_is_estimated(told: Told) -> None:
     ended = note(0, 400, 400)
     clock.advance(10.0)
     assert subtasks.latest == ended, "it is over"
+
+
+def test_the_last_restore_is_kept(told: Told) -> None:
+    kept = KeptMetrics(told)
+    for batch, restored_bytes in [(0, 0), (1, 10), (2, 0)]:
+        numbers = dict.fromkeys(meanings(), 0) | {"restored_bytes": restored_bytes}
+        kept.checkpoint(CheckpointMetrics("query", "op", batch, **numbers))
+    assert kept.last_restore is not None
+    assert kept.last_restore.batch == 1
+    assert [one.batch for one in kept.recent] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("deadline_s", [0, -1.0])
