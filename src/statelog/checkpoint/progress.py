@@ -190,10 +190,8 @@ class RestoringSubtasks:
             if not self._told:
                 return None
             subtasks = [SubtaskRestore(number, one.read_bytes, one.known_bytes) for number, one in self._told.items()]
-            done, left = (
-                sum(one.read_bytes for one in subtasks),
-                sum(one.known_bytes - one.read_bytes for one in subtasks),
-            )
+            done = sum(one.read_bytes for one in subtasks)
+            left = sum(one.known_bytes for one in subtasks) - done
             end_s = self._clock.monotonic_s() if left else self._told_s
             speed = (done - self._first_bytes) / (self._told_s - self._began_s) if self._told_s > self._began_s else 0.0
             return Restore(

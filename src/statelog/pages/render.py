@@ -107,9 +107,9 @@ def checkpoints_html(page: PageModel, uid: str, newest: str) -> str:
     )
 
 
-def browse_html(page: PageModel, wanted: Wanted, found: Found | None) -> str:
-    """The state browser with the rows that were found, and the form as in `wanted`."""
-    return _filled("state.html", page=page, wanted=wanted, found=found, title=page.location)
+def browse_html(page: PageModel, wanted: Wanted, found: Found | None, *, redacts: bool) -> str:
+    """The state browser with the rows that were found; if it redacts, without the key that was typed."""
+    return _filled("state.html", page=page, wanted=wanted, found=found, redacts=redacts, title=page.location)
 
 
 def error_html(text: str) -> str:

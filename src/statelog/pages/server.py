@@ -7,7 +7,6 @@ import hmac
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -108,7 +107,7 @@ class App:
                 lambda: checkpoints_html(self.read(), query.get("operator", ""), query.get("from", ""))
             )
         if path == "/state" and method in ("GET", "HEAD"):
-            return self._guarded(lambda: browse_html(self.read(), Wanted(), None))
+            return self._guarded(lambda: browse_html(self.read(), Wanted(), None, redacts=self._redacts))
         if path == "/state" and method == "POST":
             return self._guarded(lambda: self._browsed(_form_of(environment)))
         if path in ("/", "/checkpoints", "/state"):
@@ -130,8 +129,7 @@ class App:
             at=form.get("at", ""),
             is_history=form.get("show") == "history",
         )
-        found = browse(page, wanted, redacts=self._redacts)
-        return browse_html(page, replace(wanted, key="") if self._redacts else wanted, found)
+        return browse_html(page, wanted, browse(page, wanted, redacts=self._redacts), redacts=self._redacts)
 
     def read(self) -> PageModel:
         """The page as of now; raises the errors of :func:`read_page`.

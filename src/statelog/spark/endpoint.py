@@ -188,9 +188,10 @@ class Endpoint:
         """An operator, without a call of Spark's; None if it has not begun a batch in this start."""
         with self._lock:
             slot = self._slots.get((planned.query_id, planned.uid))
-        if slot is None or slot.coordinator is None or slot.run_id != planned.run_id:
+        coordinator = None if slot is None or slot.run_id != planned.run_id else slot.coordinator
+        if slot is None or coordinator is None:
             return None
-        return RunningOperator(planned.session, planned.uid, planned.location, slot.root, slot.coordinator)
+        return RunningOperator(planned.session, planned.uid, planned.location, slot.root, coordinator)
 
     def incomplete_end(self, query: StreamingQuery) -> StateMissingError | None:
         """Why a query that has ended without an error cannot go on; None if nothing is missing.
