@@ -295,6 +295,7 @@ def test_savepoints_of_the_query_are_listed(tmp_path: Path) -> None:
     assert [row.place for row in found(made.checkpoint / "statelog", Path(given.target)).found] == [
         row.place for row in listed.found
     ]
+    assert [row.place for row in found(made.checkpoint, Path(beside.target)).found] == [beside.target]
     of_restored = found(tmp_path / "restored", elsewhere)
     assert ([row.place for row in of_restored.found], of_restored.others) == ([other.target], 1)
     assert (

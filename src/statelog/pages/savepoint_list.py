@@ -73,13 +73,14 @@ class SavepointFolders:
             manifests += [(store, folder, info) for info in infos if info.name.rpartition("/")[2] == MANIFEST]
             unfinished += [_place(folder, info) for info in infos if info.name.rpartition("/")[2] == UNFINISHED]
         manifests.sort(key=lambda one: one[2].modified_s, reverse=True)
-        rows = list(self._read(manifests[:_READ], problems))
+        # A savepoint may be given by itself, and be in another of the folders.
+        rows = list({row.place: row for row in self._read(manifests[:_READ], problems)}.values())
         found = [row for row in rows if row.query_id in query_ids]
         return SavepointList(
             folders=tuple(folders),
             found=tuple(sorted(found, key=lambda row: row.taken_ms, reverse=True)),
             others=len(rows) - len(found),
-            unfinished=tuple(unfinished),
+            unfinished=tuple(dict.fromkeys(unfinished)),
             problems=tuple(problems),
             unread=max(0, len(manifests) - _READ),
         )
