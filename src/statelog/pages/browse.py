@@ -16,13 +16,12 @@ from statelog.reading.read import read_state
 from statelog.reading.savepoint import open_operator
 from statelog.reading.source import parse_at
 from statelog.runs.schema import decode_schema
+from statelog.shown import REDACTED
 from statelog.texts import time_text
 
 ROWS: Final = 100
 _CHARACTERS: Final = 300
 _TIMES: Final = frozenset({"batch_time_ms", "expires_ms", "time_ms"})
-REDACTED: Final = "\N{BULLET}\N{BULLET}\N{BULLET}"
-"""Stands for a key that is not shown."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
@@ -32,6 +31,7 @@ from statelog.log.open import (
     operator_folder,
 )
 from statelog.log.references import StoredRun
+from statelog.log_fields import LogFields, get_logger, in_background, log_fields
 from statelog.metrics import Measurements
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
@@ -49,7 +49,7 @@ from statelog.spark.rpc_tls import TlsIdentity, new_identity
 from statelog.storage import LocalStore
 from statelog.storage.probe import check_put_if_absent
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,9 @@ class Endpoint:
             return Ticked(self._clocks.needs_batch(request))
         if isinstance(request, Ping):
             return Pinged(self._clock.now_s())
-        return self._coordinator(request.task).handle(request, payload)
+        task = request.task
+        with log_fields(LogFields(task.uid, task.batch, task.subtask)):
+            return self._coordinator(task).handle(request, payload)
 
     def _coordinator(self, task: TaskId) -> Coordinator:
         with self._lock:
@@ -304,7 +306,7 @@ class Endpoint:
             process_totals().end(totals)
             coordinator.close()
 
-        threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()
+        threading.Thread(target=in_background(wait), name=f"statelog-end-{query.id}", daemon=True).start()
 
 
 def _has_output(history: History, query: StreamingQuery, batch: int, session: SparkSession) -> bool:

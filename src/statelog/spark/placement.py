@@ -8,7 +8,6 @@ it runs their subtasks next.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.log_fields import get_logger
 from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.shuffle import label_of
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _REDUCE_LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"
 _SETTINGS: Final = {
