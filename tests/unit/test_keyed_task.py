@@ -16,7 +16,6 @@ from statelog.checkpoint import keyed_task
 from statelog.checkpoint.changeset import Uploads
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, Maintenance, as_stored, read_initial
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, JobOutcome, Reply, Request, TaskTimes
-from statelog.clock import Clock
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.runs import LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER
@@ -29,6 +28,7 @@ from statelog.runs import digests
 from statelog.runs.byte_slices import Budget
 from statelog.runs.schema import TimeDomain, stored_name
 from statelog.runs.times import Moment
+from statelog.stopwatch import Stopwatch
 from statelog.storage import LocalStore
 from statelog.tables.rocksdb import RocksTable
 from statelog.tables.runs import RunsTable
@@ -206,9 +206,11 @@ def test_a_batch_has_the_times_that_the_coordinator_tells(
     contexts: list[BatchContext] = []
 
     class Noted(KeyedSubtask):
-        def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
+        def __init__(
+            self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch
+        ) -> None:
             contexts.append(context)
-            super().__init__(operator, table, context, clock)
+            super().__init__(operator, table, context, stopwatch)
 
     monkeypatch.setattr(keyed_task, "KeyedSubtask", Noted)
     engine.start(1, 0)

@@ -13,10 +13,12 @@ _KEPT: Final = 1000
 
 
 class KeptMetrics:
-    """Tells the observer of each checkpoint, and keeps its metrics without their samples."""
+    """Tells the observer of each checkpoint, and keeps its metrics: the newest whole, the others' numbers."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
+        self.newest: CheckpointMetrics | None = None
+        """Those of the newest checkpoint; None before the first one of this start."""
         self._recent: deque[CheckpointMetrics] = deque(maxlen=_KEPT)
 
     @property
@@ -26,5 +28,8 @@ class KeptMetrics:
 
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
         """Note a durable checkpoint."""
-        self._recent.append(replace(metrics, measured=Recorded()))
+        self.newest = metrics
+        self._recent.append(
+            replace(metrics, measured=Recorded(), subtasks=(), states={}, hot_keys=(), hot_key_groups=())
+        )
         self._observer.checkpoint(metrics)
