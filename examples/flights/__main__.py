@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+import statelog
 from examples.flights.data import DAYS, write_days
 from examples.flights.pictures import write_timeline
 from examples.flights.report import Report, make_report, print_report
@@ -36,7 +37,7 @@ class Demo:
     files_per_batch : int
         How many days a batch reads.
     pictures : Path
-        A folder that gets the pictures.
+        A folder that gets a picture of the runs, and the page of the checkpoints.
     console : Console
         Where the progress is shown.
     """
@@ -116,7 +117,10 @@ class Demo:
 
     def _draw(self, runs: list[Run]) -> None:
         """Make what can be looked at after the demo, while the query's checkpoint is still there."""
-        self._console.print(f"picture: {write_timeline(runs, self._pictures)}", soft_wrap=True, highlight=False)
+        picture, page = write_timeline(runs, self._pictures), self._pictures / "checkpoints.html"
+        statelog.report(self._checkpoint, page)
+        for line in (f"picture: {picture}", f"page of the checkpoints: {page}"):
+            self._console.print(line, soft_wrap=True, highlight=False)
 
     def _compare(self) -> tuple[int, list[str]]:
         result = self._directory / "comparison.json"
@@ -146,7 +150,7 @@ class Demo:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("build/demo"),
     show_default=True,
-    help="Folder that gets the pictures.",
+    help="Folder that gets the picture and the page.",
 )
 @click.option("--keep", is_flag=True, help="Do not remove the demo's directory at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of tables.")

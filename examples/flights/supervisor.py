@@ -21,7 +21,7 @@ from statelog import Step
 
 __all__ = ["Kill", "Run", "Target", "plan_runs", "run_module", "supervise"]
 
-_PARALLELISMS: Final = (2, 3, 1)
+_PARALLELISMS: Final = (2, 1, 3)
 _POLL_S: Final = 0.05
 _SILENCE_LIMIT_S: Final = 180.0
 

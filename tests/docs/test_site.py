@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from PIL import Image
 
 import statelog
 from statelog.errors import ErrorKind, StatelogError
@@ -99,6 +100,17 @@ def test_pictures_are_as_drawn() -> None:
     drawn = {f"{name}.svg": picture().svg() for name, picture in pictures.PICTURES.items()}
     held = {path.name: path.read_text() for path in pictures.FOLDER.glob("*.svg")}
     assert held == drawn, "run ./dev python docs/pictures.py"
+
+
+def test_photographs_show_the_page_as_it_is() -> None:
+    pytest.importorskip("selenium", reason="selenium is not installed")
+    pictures = load("page_pictures")
+    for photograph in pictures.PHOTOGRAPHS:
+        path = DOCS / "pictures" / f"{photograph.name}.png"
+        assert path.stat().st_size < 100_000
+        with Image.open(path) as image:
+            noted = image.text[pictures.NOTE]
+        assert noted == pictures.look(), "run ./dev demo, then ./dev python docs/page_pictures.py"
 
 
 @pytest.mark.extended

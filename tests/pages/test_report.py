@@ -13,13 +13,18 @@ import pyarrow as pa
 import pytest
 
 import statelog
+from statelog import StorageError
 from statelog.__main__ import main
 from statelog.pages.charts import Column, axis_steps, bar_chart
+from statelog.pages.live import watch
 from statelog.pages.model import PageModel, read_page
 from statelog.pages.operator_model import OperatorModel, read_operator
 from statelog.pages.render import render
+from statelog.pages.savepoint_list import SavepointFolders, SavepointList
 from statelog.pages.series import binned
+from statelog.reading.manifest import Manifest
 from statelog.runs.schema import encode_schema
+from statelog.storage import LocalStore, ObjectInfo
 from statelog.storage.wrapper import StoreWrapper
 from tests.pages.queries import log_files, materialized
 from tests.reading.story import STATES, Story
@@ -35,8 +40,12 @@ def query(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return materialized(tmp_path_factory.mktemp("page") / "query")
 
 
+def page_of(location: str) -> PageModel:
+    return read_page(watch(location)())
+
+
 def model_of(location: str) -> OperatorModel:
-    [found] = read_page([location]).operators
+    [found] = page_of(location).operators
     return found
 
 
@@ -244,22 +253,95 @@ def test_a_location_without_state_and_one_without_a_checkpoint(tmp_path: Path) -
 
 def test_all_operators_and_a_savepoint_have_a_page(tmp_path: Path) -> None:
     made = StoredQuery(tmp_path).run({"first": None, "second": None}, range(3))
-    found = read_page([str(made.checkpoint)])
+    found = page_of(str(made.checkpoint))
     assert [one.uid for one in found.operators] == ["first", "second"]
     statelog.savepoint(made.checkpoint, tmp_path / "saved")
-    saved = read_page([str(tmp_path / "saved")]).savepoint
+    saved = page_of(str(tmp_path / "saved")).savepoint
     assert saved is not None
     assert saved.batch == 2
     assert {(one.uid, one.state, one.rows) for one in saved.tables} >= {("first", "value", 1), ("second", "list", 3)}
     assert "Savepoint of batch 2" in html_of(str(tmp_path / "saved"), tmp_path)
 
 
+def test_savepoints_of_the_query_are_listed(tmp_path: Path) -> None:
+    made = StoredQuery(tmp_path / "one").run({"first": None}, range(3))
+    elsewhere = tmp_path / "elsewhere"
+    beside = statelog.savepoint(made.checkpoint, made.checkpoint / "savepoints" / "monday")
+    given = statelog.savepoint(made.checkpoint, elsewhere / "tuesday", batch=1)
+    statelog.restore(given.target, tmp_path / "restored")
+    other = statelog.savepoint(tmp_path / "restored", elsewhere / "other")
+    for name in ("torn", "begun"):
+        (elsewhere / name).mkdir()
+    (elsewhere / "torn" / "manifest.json").write_text("{}")
+    (elsewhere / "begun" / "unfinished").write_bytes(b"token")
+
+    def found(location: Path, folder: Path) -> SavepointList:
+        page = read_page(watch(location)(), SavepointFolders([f"{folder}/"]))
+        assert page.savepoints is not None
+        return page.savepoints
+
+    listed = found(made.checkpoint, elsewhere)
+    assert listed.folders == (str(elsewhere), str(made.checkpoint / "savepoints"))
+    assert {(row.place, row.batch, row.operators) for row in listed.found} == {
+        (beside.target, 2, ("first",)), (given.target, 1, ("first",)),
+    }  # fmt: skip
+    for row in listed.found:
+        files = [file for file in Path(row.place).rglob("*") if file.is_file() and file.name != "manifest.json"]
+        assert row.size_bytes == sum(file.stat().st_size for file in files)
+    assert [row.rows for row in listed.found if row.batch == 2] == [sum(beside.rows["first"].values())]
+    assert (listed.others, listed.unfinished) == (1, (str(elsewhere / "begun"),))
+    assert len(listed.problems) == 1
+    assert f"{elsewhere}/torn" in listed.problems[0]
+    assert [row.place for row in found(made.checkpoint / "statelog", Path(given.target)).found] == [
+        row.place for row in listed.found
+    ]
+    assert [row.place for row in found(made.checkpoint, Path(beside.target)).found] == [beside.target]
+    of_restored = found(tmp_path / "restored", elsewhere)
+    assert ([row.place for row in of_restored.found], of_restored.others) == ([other.target], 1)
+    assert (
+        main(["report", str(made.checkpoint), "-o", str(tmp_path / "page.html"), "--savepoints", str(elsewhere)]) == 0
+    )
+    html = (tmp_path / "page.html").read_text()
+    for text in (beside.target, given.target, "1 savepoint of other queries", "Savepoints that cannot be read"):
+        assert text in html
+
+
+def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = StoredQuery(tmp_path / "one").run({"first": None}, range(3))
+    saved = statelog.savepoint(made.checkpoint, made.checkpoint / "savepoints" / "monday")
+    folders = SavepointFolders([])
+    first = folders.find([str(made.checkpoint)], {saved.query_id})
+    monkeypatch.setattr(Manifest, "read", None)
+    assert folders.find([str(made.checkpoint)], {saved.query_id}) == first
+    assert len(first.found) == 1
+
+
+def test_a_folder_of_savepoints_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: LocalStore, prefix: str = "") -> list[ObjectInfo]:
+        raise StorageError(f"{store!r} cannot be listed.")
+
+    monkeypatch.setattr(LocalStore, "list", refuse)
+    listed = SavepointFolders([]).find([str(tmp_path)], {"query"})
+    assert listed.found == ()
+    assert len(listed.problems) == 1
+    assert "cannot be listed" in listed.problems[0]
+
+
+def test_a_folder_of_savepoints_that_is_no_location_is_an_error(query: Story) -> None:
+    with pytest.raises(statelog.ConfigurationError, match="elsewhere"):
+        statelog.report(query.location, "page.html", savepoints=["elsewhere://bucket"])
+
+
 def test_the_command_writes_the_page(query: Story, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "page.html"
     assert main(["report", query.location, "-o", str(target)]) == 0
     assert target.read_text().startswith("<!doctype html>")
-    assert main(["report", query.location, "-o", str(tmp_path / "none" / "page.html")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    for directory in ("none", "page.html"):
+        assert main(["report", query.location, "-o", str(tmp_path / directory / "page.html")]) == 1
+        error = capsys.readouterr().err
+        assert f"{directory}/page.html cannot be written: " in error
+        assert "Hint: Name a file in a directory that exists" in error
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_without_the_extra_the_error_names_it(

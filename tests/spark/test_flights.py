@@ -53,6 +53,10 @@ def test_demo_survives_its_kills(tmp_path: Path) -> None:
         assert f"killed the {target} in batch" in progress
         assert f"{target} killed" in (pictures / "timeline.svg").read_text()
     assert f"picture: {pictures}/timeline.svg" in progress
+    assert f"page of the checkpoints: {pictures}/checkpoints.html" in progress
+    page = (pictures / "checkpoints.html").read_text()
+    assert f'<dt>Newest checkpoint</dt><dd class="value">{DAYS - 1}</dd>' in page
+    assert "states departures, routes, totals" in page
     assert list(work.iterdir()) == []
 
 

@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from statelog import ConfigurationError, ErrorKind, Observer, Options, RestoreProgress, StorageError
-from statelog.checkpoint.progress import Restoring, RestoringSubtasks
+from statelog import (
+    CheckpointMetrics,
+    ConfigurationError,
+    ErrorKind,
+    Observer,
+    Options,
+    RestoreProgress,
+    StorageError,
+    meanings,
+)
+from statelog.checkpoint.kept_metrics import KeptMetrics
+from statelog.checkpoint.progress import Restore, Restoring, RestoringSubtasks, SubtaskRestore
 from statelog.checkpoint.protocol import ReadProgress, TaskId
 from statelog.local.restore_plan import ClippedSegment, RestorePlan
 from statelog.log.references import Level, SegmentRef, StoredRun
@@ -204,12 +214,49 @@ def test_the_deadline_is_over_when_it_has_passed_and_something_is_not_in_the_tab
 
 def test_the_driver_adds_up_the_subtasks_of_a_batch(told: Told) -> None:
     run: Any = SimpleNamespace(query_id="query", uid="op")
-    subtasks = RestoringSubtasks(run, told, "op")
+    clock = ManualClock()
+    subtasks = RestoringSubtasks(run, told, "op", clock)
+    assert subtasks.latest is None
     for batch, subtask, read_bytes in [(0, 0, 1), (0, 1, 2), (0, 0, 3), (1, 1, 4)]:
         subtasks.note(ReadProgress(TaskId("query", "run", "op", "", batch, subtask, 9), read_bytes, 10))
     assert [(one.batch, one.subtasks, one.read_bytes, one.known_bytes) for one in told.progress] == [
         (0, 1, 1, 10), (0, 2, 3, 20), (0, 2, 5, 20), (1, 1, 4, 10),
     ]  # fmt: skip
+    assert subtasks.latest == Restore(1, (SubtaskRestore(1, 4, 10),), 0.0, None), "a batch begins anew"
+
+
+def test_the_rest_of_a_restore_is_estimated(told: Told) -> None:
+    run: Any = SimpleNamespace(query_id="query", uid="op")
+    clock = ManualClock()
+    subtasks = RestoringSubtasks(run, told, "op", clock)
+
+    def note(subtask: int, read_bytes: int, known_bytes: int) -> Restore | None:
+        clock.advance(2.0)
+        subtasks.note(ReadProgress(TaskId("query", "run", "op", "", 0, subtask, 9), read_bytes, known_bytes))
+        return subtasks.latest
+
+    first, second, third = note(1, 50, 100), note(1, 100, 100), note(0, 100, 400)
+    assert first == Restore(0, (SubtaskRestore(1, 50, 100),), 0.0, None)
+    assert second == Restore(0, (SubtaskRestore(1, 100, 100),), 2.0, 0.0)
+    assert third is not None
+    assert (third.read_bytes, third.known_bytes, third.took_s) == (200, 500, 4.0)
+    assert third.left_s == 300 / (150 / 4.0)
+    clock.advance(10.0)
+    assert subtasks.latest is not None
+    assert subtasks.latest.took_s == 14.0, "it goes on"
+    ended = note(0, 400, 400)
+    clock.advance(10.0)
+    assert subtasks.latest == ended, "it is over"
+
+
+def test_the_last_restore_is_kept(told: Told) -> None:
+    kept = KeptMetrics(told)
+    for batch, restored_bytes in [(0, 0), (1, 10), (2, 0)]:
+        numbers = dict.fromkeys(meanings(), 0) | {"restored_bytes": restored_bytes}
+        kept.checkpoint(CheckpointMetrics("query", "op", batch, **numbers))
+    assert kept.last_restore is not None
+    assert kept.last_restore.batch == 1
+    assert [one.batch for one in kept.recent] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("deadline_s", [0, -1.0])

@@ -122,7 +122,7 @@ class Coordinator:
         self._large: set[int] = set()
         """Subtasks of an unkeyed operator that have been warned of a large snapshot."""
         self._slow = SlowCheckpoints(self._name)
-        self._restoring = RestoringSubtasks(config, options.observer, self._name)
+        self.restoring = RestoringSubtasks(config, options.observer, self._name, clock)
         self.metrics = KeptMetrics(options.observer)
 
     @property
@@ -204,7 +204,7 @@ class Coordinator:
             case Fetch():
                 return self.fetch(request)
             case ReadProgress():
-                self._restoring.note(request)
+                self.restoring.note(request)
                 return Acked()
             case Ack():
                 return self.ack(request, payload)

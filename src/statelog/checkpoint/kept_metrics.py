@@ -20,6 +20,8 @@ class KeptMetrics:
         self.newest: CheckpointMetrics | None = None
         """Those of the newest checkpoint; None before the first one of this start."""
         self._recent: deque[CheckpointMetrics] = deque(maxlen=_KEPT)
+        self.last_restore: CheckpointMetrics | None = None
+        """The newest checkpoint whose subtasks had to fetch state."""
 
     @property
     def recent(self) -> Sequence[CheckpointMetrics]:
@@ -29,7 +31,8 @@ class KeptMetrics:
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
         """Note a durable checkpoint."""
         self.newest = metrics
-        self._recent.append(
-            replace(metrics, measured=Recorded(), subtasks=(), states={}, hot_keys=(), hot_key_groups=())
-        )
+        kept = replace(metrics, measured=Recorded(), subtasks=(), states={}, hot_keys=(), hot_key_groups=())
+        self._recent.append(kept)
+        if kept.restored_bytes:
+            self.last_restore = kept
         self._observer.checkpoint(metrics)

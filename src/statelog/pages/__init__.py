@@ -5,10 +5,10 @@ drawing, and a template shows both. The model comes from the log's entries, a li
 state is read, so its cost grows with the entries of the log and not with the state.
 
 - `model`: the page; `operator_model`: one operator of it; `checkpoint_sizes`: the bytes and files of each checkpoint.
-- `log_reading`: the entries of a log, also of a damaged one.
+- `log_reading`: the entries of a log, also of a damaged one; `savepoint_list`: the savepoints in some folders.
 - `series`: bins of a long series; `charts`: axes, bars and lanes; `operator_charts`: those of an operator.
 - `render`: the templates; `report`: the page as a file.
-- `ui`: the page, served while a query runs; `live`: what a running query adds; `browse`: the look-up of keys.
+- `ui`, `server`: the page, served while a query runs; `live`: what its driver adds; `browse`: the look-up of keys.
 - `notebook`: a summary for notebooks.
 
 Values are escaped by the template, and the page may load nothing and run nothing: its content policy allows its own

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.errors import StatelogError
+from statelog.errors import ConfigurationError, StatelogError
 from statelog.pages.model import PageModel
 from statelog.reading.history import read_history
 from statelog.reading.key_text import keys_of
@@ -22,6 +22,8 @@ from statelog.texts import time_text
 ROWS: Final = 100
 _CHARACTERS: Final = 300
 _TIMES: Final = frozenset({"batch_time_ms", "expires_ms", "time_ms"})
+_NEUTRAL: Final = frozenset({"batch", "batch_time_ms", "expires_ms", "operation", "position", "subtask", "time_ms"})
+"""Columns that have neither keys nor values."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,30 @@ class Found:
 
 
 def browse(page: PageModel, wanted: Wanted, *, redacts: bool) -> Found:
-    """Read what a visitor asks for; a mistake of theirs, or damage, is the result's problem."""
+    """Read what a visitor asks for; a mistake of theirs, or damage, is the result's problem.
+
+    With `redacts` the result has no key and no value.
+    """
     location = next((one.location for one in page.operators if one.uid == wanted.operator), None)
     if location is None or not wanted.state:
         return Found(problem="Choose an operator and a state.")
     try:
         return _found(location, wanted, redacts=redacts)
     except StatelogError as error:
-        # A message may tell the key that was typed, but none that is stored.
+        # Messages tell no key that is stored.
         return Found(problem=f"{error.message} {error.hint}")
 
 
 def _found(location: str, wanted: Wanted, *, redacts: bool) -> Found:
     at = parse_at(wanted.at) if wanted.at else None
     schema = _key_schema(location, wanted.operator)
-    keys = keys_of((wanted.key,), schema) if wanted.key and len(schema) else None
+    try:
+        keys = keys_of((wanted.key,), schema) if wanted.key and len(schema) else None
+    except ConfigurationError:
+        if not redacts:
+            raise
+        fields = ", ".join(f"{field.name} {field.type}" for field in schema)
+        return Found(problem=f"The key does not fit the key's fields ({fields}).")
     if wanted.is_history:
         if keys is None:
             return Found(problem="Name a key: the history is that of one key.")
@@ -72,7 +83,7 @@ def _found(location: str, wanted: Wanted, *, redacts: bool) -> Found:
     else:
         reader = read_state(location, wanted.operator, wanted.state, at=at, keys=keys)
     with reader:
-        hidden = {f"key_{name}" for name in schema.names} if redacts else set()
+        hidden = set(reader.schema.names) - _NEUTRAL if redacts else set()
         rows: list[tuple[str, ...]] = []
         for row in _rows(reader):
             if len(rows) == ROWS:

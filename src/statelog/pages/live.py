@@ -1,42 +1,83 @@
-"""Finds what the page needs of a running query: the locations of its state, and its driver's measurements."""
+"""What the driver of a running query knows beside the stored files, and where the page finds it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statelog.checkpoint.progress import Restore
 from statelog.errors import ConfigurationError
 from statelog.metrics import CheckpointMetrics
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from statelog.spark.endpoint import PlannedOperator, RunningOperator
+
+
+@dataclass(frozen=True)
+class LiveOperator:
+    """An operator of a running query; empty until its first task has called."""
+
+    uid: str
+    parallelism: int
+    has_begun: bool = False
+    """Whether a task of this start has called."""
+    metrics: Sequence[CheckpointMetrics] = ()
+    """The latest ones, the oldest first."""
+    last_restore: CheckpointMetrics | None = None
+    """The newest checkpoint whose subtasks had to fetch state."""
+    restore: Restore | None = None
+    """As reported by subtasks that restore for more than a second."""
+
+    @property
+    def restoring(self) -> Restore | None:
+        """The restore for the batch that runs now; None once its checkpoint is durable."""
+        if self.restore is None or (self.metrics and self.metrics[-1].batch >= self.restore.batch):
+            return None
+        return self.restore
+
 
 @dataclass(frozen=True)
 class Watched:
-    """Where the page looks."""
+    """What a page is about: locations, and of a running query its operators."""
 
-    locations: Callable[[], Sequence[str]]
-    metrics: Callable[[], Mapping[str, Sequence[CheckpointMetrics]]]
+    locations: Sequence[str]
+    operators: Sequence[LiveOperator] = ()
 
 
-def watch(query: StreamingQuery | str | Path) -> Watched:
-    """Look at a location, or at a running query; raises ConfigurationError for anything else."""
+def watch(query: StreamingQuery | str | Path) -> Callable[[], Watched]:
+    """A function that looks at a location, or at a running query; raises ConfigurationError for anything else."""
     if isinstance(query, (str, Path)):
         location = str(query)
-        return Watched(lambda: [location], dict)
+        return lambda: Watched([location])
     from pyspark.sql.streaming.query import StreamingQuery
 
     from statelog.spark.endpoint import known_endpoint
 
     endpoint = known_endpoint()
-    if not isinstance(query, StreamingQuery) or endpoint is None:
+    is_query = isinstance(query, StreamingQuery)
+    planned = endpoint.planned_operators(query) if is_query and endpoint is not None else []
+    if endpoint is None or not planned:
         raise ConfigurationError(
             f"{query!r} is neither a query of this process with operators of statelog, nor a location.",
             hint="Pass what start() has returned, or the query's checkpointLocation.",
         )
-    operators = endpoint.operators_of(query)
-    locations = list(dict.fromkeys(one.location for one in operators))
-    return Watched(lambda: locations, lambda: {one.uid: one.coordinator.metrics.recent for one in operators})
+    locations = list(dict.fromkeys(one.location for one in planned))
+    return lambda: Watched(locations, [_live(one, endpoint.running_operator(one)) for one in planned])
+
+
+def _live(planned: PlannedOperator, running: RunningOperator | None) -> LiveOperator:
+    if running is None:
+        return LiveOperator(planned.uid, planned.parallelism)
+    coordinator = running.coordinator
+    return LiveOperator(
+        uid=planned.uid,
+        parallelism=planned.parallelism,
+        has_begun=True,
+        metrics=coordinator.metrics.recent,
+        last_restore=coordinator.metrics.last_restore,
+        restore=coordinator.restoring.latest,
+    )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from statelog.clock import SystemClock
-from statelog.errors import StatelogError
-from statelog.metrics import CheckpointMetrics
+from statelog.errors import ConfigurationError, ErrorKind, StatelogError
+from statelog.pages.live import LiveOperator, Watched
 from statelog.pages.operator_model import OperatorModel, read_operator
+from statelog.pages.savepoint_list import SavepointFolders, SavepointList
 from statelog.reading.savepoint import read_manifest
 from statelog.reading.source import find_operators, is_savepoint
+from statelog.storage import Store
 
 
 @dataclass(frozen=True)
@@ -44,29 +46,66 @@ class PageModel:
     operators: tuple[OperatorModel, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     """Operators that could not be read at all, and why."""
+    waiting: tuple[LiveOperator, ...] = ()
+    """Operators of a running query that have no log yet."""
+    savepoints: SavepointList | None = None
+    """Those of the query."""
     savepoint: SavedModel | None = None
+    """The savepoint that the page is about."""
+
+    @property
+    def is_underway(self) -> bool:
+        """Whether an operator of a running query still waits or restores."""
+        known = [*self.waiting, *(one.live for one in self.operators if one.live is not None)]
+        return any(not live.has_begun or live.restoring is not None for live in known)
+
+    def with_live(self, operators: Sequence[LiveOperator]) -> PageModel:
+        """The page with what the driver knows now."""
+        unread = {uid for uid, _ in self.unread}
+        live = {one.uid: one for one in operators if one.uid not in unread}
+        shown = tuple(replace(one, live=live.pop(one.uid, None)) for one in self.operators)
+        return replace(self, operators=shown, waiting=tuple(live.values()))
 
 
-def read_page(locations: Sequence[str], metrics: Mapping[str, Sequence[CheckpointMetrics]] | None = None) -> PageModel:
-    """Read all that the page shows of some locations.
+def read_page(watched: Watched, savepoints: SavepointFolders | None = None) -> PageModel:
+    """Read all that the page shows.
 
-    `metrics` are those of a running query's operators, by uid. Raises ConfigurationError if a location has no state;
-    what is damaged or cannot be read is on the page.
+    Raises ConfigurationError if a location has no state, unless a query that has just begun will write it there; what
+    is damaged or cannot be read is on the page.
     """
     now_s = SystemClock().now_s()
+    locations = watched.locations
     shown, made_ms = ", ".join(locations), int(now_s * 1000)
     if len(locations) == 1 and is_savepoint(locations[0]):
         return PageModel(shown, made_ms, savepoint=_read_savepoint(locations[0]))
     operators: list[OperatorModel] = []
     unread: list[tuple[str, str]] = []
-    for store, place, root in [operator for location in locations for operator in find_operators(location)]:
+    for store, place, root in _found(watched):
         try:
-            one = read_operator(store, place, root, unquote(root), now_s)
+            operators.append(read_operator(store, place, root, unquote(root), now_s))
         except StatelogError as error:
             unread.append((unquote(root), error.message))
-            continue
-        operators.append(replace(one, metrics=tuple((metrics or {}).get(one.uid, ()))))
-    return PageModel(shown, made_ms, tuple(sorted(operators, key=lambda one: one.uid)), tuple(sorted(unread)))
+    query_ids = {one.query_id for one in operators}
+    page = PageModel(
+        shown,
+        made_ms,
+        tuple(sorted(operators, key=lambda one: one.uid)),
+        tuple(sorted(unread)),
+        savepoints=(savepoints or SavepointFolders([])).find(locations, query_ids),
+    )
+    return page.with_live(watched.operators)
+
+
+def _found(watched: Watched) -> list[tuple[Store, str, str]]:
+    """The stored operators."""
+    found: list[tuple[Store, str, str]] = []
+    for location in watched.locations:
+        try:
+            found += find_operators(location)
+        except ConfigurationError as error:
+            if not watched.operators or error.kind is not ErrorKind.CHECKPOINT_MISSING:
+                raise
+    return found
 
 
 def _read_savepoint(location: str) -> SavedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from statelog.pages.extra import require_extra
 from statelog.pages.live import watch
 from statelog.pages.model import PageModel, read_page
+from statelog.pages.savepoint_list import SavepointFolders
 from statelog.texts import size_text, time_text
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ class Summary:
         lines = [self._page.location]
         for one in self._page.operators:
             newest = one.newest
+            restoring = None if one.live is None else one.live.restoring
+            if restoring is not None:
+                read, known = size_text(restoring.read_bytes), size_text(restoring.known_bytes)
+                lines.append(f"{one.uid}: restores its state for batch {restoring.batch}, {read} of {known} are read")
             if newest is None:
                 lines.append(f"{one.uid}: no checkpoint yet")
                 continue
@@ -46,17 +52,20 @@ class Summary:
             size = "unknown" if state_bytes is None else size_text(state_bytes)
             lines.append(f"{one.uid}: checkpoint {newest.batch} of {time_text(newest.time_ms)} UTC, state {size}")
             lines += [f"{one.uid}: {problem}" for problem in one.problems]
+        lines += [f"{one.uid}: it has not begun a batch yet" for one in self._page.waiting]
         lines += [f"{uid}: {problem}" for uid, problem in self._page.unread]
         return "\n".join(lines)
 
 
-def show(query: StreamingQuery | str | Path) -> Summary:
+def show(query: StreamingQuery | str | Path, *, savepoints: Sequence[str | Path] = ()) -> Summary:
     """Show a query's checkpoints in a notebook: the page of :func:`report`, as of now.
 
     Parameters
     ----------
     query : StreamingQuery, str or Path
-        A query that runs in this process, or a location, as in :func:`ui`.
+        A query of this process, or a location, as in :func:`ui`.
+    savepoints : sequence of str or Path
+        Folders with savepoints, as in :func:`report`.
 
     Returns
     -------
@@ -67,13 +76,10 @@ def show(query: StreamingQuery | str | Path) -> Summary:
     ------
     ConfigurationError
         If the location has no operator, or the extra is not installed.
-    StateMissingError
-        If an operator of the query has not begun a batch yet.
 
     Examples
     --------
     >>> statelog.show("/data/checkpoints/flights")  # doctest: +SKIP
     """
     require_extra()
-    watched = watch(query)
-    return Summary(read_page(watched.locations(), watched.metrics()))
+    return Summary(read_page(watch(query)(), SavepointFolders([str(folder) for folder in savepoints])))

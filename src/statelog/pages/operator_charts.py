@@ -112,6 +112,23 @@ def subtask_charts(one: OperatorModel) -> list[Chart]:
     ]
 
 
+def restore_chart(one: OperatorModel) -> Chart | None:
+    """How far the subtasks are that restore their state now."""
+    restoring = None if one.live is None else one.live.restoring
+    if restoring is None:
+        return None
+    return bar_chart(
+        "Restored by subtask",
+        _columns(
+            restoring.subtasks,
+            lambda row: str(row.subtask),
+            [lambda row: row.read_bytes, lambda row: row.known_bytes - row.read_bytes],
+        ),
+        bytes_text,
+        legend=("read", "to be read"),
+    )
+
+
 def operator_timelines(one: OperatorModel) -> list[Timeline]:
     """The timeline in two widths; none without a checkpoint."""
     if not one.checkpoints:

@@ -14,6 +14,7 @@ from statelog.log.entry import Claim
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.metrics import CheckpointMetrics
 from statelog.pages.checkpoint_sizes import CheckpointSizes, measure_checkpoints
+from statelog.pages.live import LiveOperator
 from statelog.pages.log_reading import read_log
 from statelog.reading.pinning import PinInfo
 from statelog.reading.states import shown_name
@@ -105,8 +106,13 @@ class OperatorModel:
     restart: Restart | None
     pins: tuple[PinInfo, ...]
     folders: tuple[FolderSize, ...]
-    metrics: tuple[CheckpointMetrics, ...] = ()
-    """Of a running query's driver, the latest ones."""
+    live: LiveOperator | None = None
+    """What a running query's driver knows."""
+
+    @property
+    def metrics(self) -> Sequence[CheckpointMetrics]:
+        """Of a running query's driver, the latest ones."""
+        return () if self.live is None else self.live.metrics
 
     @property
     def newest(self) -> CheckpointRow | None:
@@ -148,7 +154,7 @@ def read_operator(store: Store, location: str, root: str, uid: str, now_s: float
     return OperatorModel(
         uid=uid if latest is None else latest.uid,
         location=location,
-        query_id="" if latest is None else latest.query_id,
+        query_id=latest.query_id if latest is not None else log.claims[-1].query_id if log.claims else "",
         key="" if latest is None or latest.is_whole else _key_text(latest.key_schema),
         states=() if latest is None else tuple(sorted(shown_name(stored) for stored in latest.states)),
         problems=tuple(problems),

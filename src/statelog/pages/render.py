@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,13 +18,25 @@ from statelog.log.entry import Claim
 from statelog.pages.browse import Found, Wanted
 from statelog.pages.charts import Chart, Timeline
 from statelog.pages.model import PageModel
-from statelog.pages.operator_charts import operator_charts, operator_timelines, ratio_text, seconds_text, subtask_charts
+from statelog.pages.operator_charts import (
+    operator_charts,
+    operator_timelines,
+    ratio_text,
+    restore_chart,
+    seconds_text,
+    subtask_charts,
+)
 from statelog.pages.operator_model import CheckpointRow, OperatorModel
 from statelog.reading.pinning import PinInfo
 from statelog.texts import size_text, time_text
 
 _GROUP: Final = 50
 _GROUPS: Final = 10
+_PAGE: Final = 200
+"""Checkpoints on a page of the history."""
+_REFRESH_S: Final = 15
+_REFRESH_UNDERWAY_S: Final = 3
+"""While an operator begins or restores."""
 _SHOWN: Final = 10
 """Rows of the smaller tables."""
 _UNKNOWN: Final = "\N{EN DASH}"
@@ -39,6 +52,7 @@ class OperatorView:
     timelines: Sequence[Timeline]
     charts: Sequence[Chart]
     subtask_charts: Sequence[Chart]
+    restore_chart: Chart | None
     materializations: Sequence[CheckpointRow]
     pins: Sequence[PinInfo]
     starts: Sequence[Claim]
@@ -47,10 +61,10 @@ class OperatorView:
     """Older checkpoints that are in no group."""
 
 
-def view_of(one: OperatorModel, place: int) -> OperatorView:
+def view_of(one: OperatorModel, place: int, *, is_live: bool) -> OperatorView:
     """What is shown of an operator."""
     newest_first = one.checkpoints[::-1]
-    shown = newest_first[: _GROUP * _GROUPS]
+    shown = newest_first[: _GROUP if is_live else _GROUP * _GROUPS]
     return OperatorView(
         model=one,
         anchor=f"operator-{place}",
@@ -58,6 +72,7 @@ def view_of(one: OperatorModel, place: int) -> OperatorView:
         timelines=operator_timelines(one),
         charts=operator_charts(one),
         subtask_charts=subtask_charts(one),
+        restore_chart=restore_chart(one),
         materializations=[row for row in newest_first if row.materialized][:_SHOWN],
         pins=one.pins[::-1][:_SHOWN],
         starts=one.starts[::-1][:_SHOWN],
@@ -68,23 +83,43 @@ def view_of(one: OperatorModel, place: int) -> OperatorView:
 
 def render(page: PageModel, *, is_live: bool = False) -> str:
     """The page as one HTML document, which needs no other file; a live one loads itself again."""
-    views = [view_of(one, place) for place, one in enumerate(page.operators)]
-    return _filled("page.html", page=page, views=views, title=page.location, is_live=is_live)
+    views = [view_of(one, place, is_live=is_live) for place, one in enumerate(page.operators)]
+    refresh_s = (_REFRESH_UNDERWAY_S if page.is_underway else _REFRESH_S) if is_live else None
+    return _filled("page.html", page=page, views=views, title=page.location, refresh_s=refresh_s)
 
 
-def browse_html(page: PageModel, wanted: Wanted, found: Found | None) -> str:
-    """The state browser with the rows that were found."""
-    return _filled("state.html", page=page, wanted=wanted, found=found, title=page.location, is_live=False)
+def checkpoints_html(page: PageModel, uid: str, newest: str) -> str:
+    """A page of an operator's history; its first row is the checkpoint of batch `newest`, or the one before it."""
+    one = next((one for one in page.operators if one.uid == uid), None)
+    if one is None or not one.checkpoints:
+        return error_html(f"There is no checkpoint of an operator '{uid}'.")
+    if newest and not newest.isdecimal():
+        return error_html(f"'{newest}' is not a batch.")
+    batches = [row.batch for row in one.checkpoints]
+    end = bisect_right(batches, int(newest)) if newest else len(batches)
+    end = max(end, 1)
+    rows = one.checkpoints[max(end - _PAGE, 0) : end][::-1]
+    newer = batches[min(end + _PAGE, len(batches)) - 1] if end < len(batches) else None
+    older = batches[end - _PAGE - 1] if end > _PAGE else None
+    oldest = batches[min(_PAGE, len(batches)) - 1] if older is not None else None
+    return _filled(
+        "checkpoints.html", page=page, one=one, rows=rows, newer=newer, older=older, oldest=oldest, title=page.location
+    )
+
+
+def browse_html(page: PageModel, wanted: Wanted, found: Found | None, *, redacts: bool) -> str:
+    """The state browser with the rows that were found; if it redacts, without the key that was typed."""
+    return _filled("state.html", page=page, wanted=wanted, found=found, redacts=redacts, title=page.location)
 
 
 def error_html(text: str) -> str:
     """A page with a message."""
-    return _filled("error.html", text=text, title="statelog", is_live=False)
+    return _filled("error.html", text=text, title="statelog")
 
 
 def _filled(template: str, **values: Any) -> str:
-    values |= {"style": Markup(_style()), "policy": content_policy()}
-    return _environment().get_template(template).render(values)
+    given = {"refresh_s": None, "style": Markup(_style()), "policy": content_policy()} | values
+    return _environment().get_template(template).render(given)
 
 
 def content_policy() -> str:
@@ -95,7 +130,7 @@ def content_policy() -> str:
 
 def _skew(one: OperatorModel) -> str:
     sizes = [subtask.state_bytes for subtask in one.subtasks]
-    middle = median(sizes) if sizes else 0
+    middle = median(sizes) if len(sizes) > 1 else 0
     return f"the largest {ratio_text(max(sizes) / middle)} the median" if middle else ""
 
 
@@ -121,5 +156,6 @@ def _environment() -> Environment:
         "number": lambda value: _UNKNOWN if value is None else f"{value:,}",
         "ratio": lambda value: _UNKNOWN if value is None else ratio_text(value),
         "seconds": seconds_text,
+        "count": lambda value, noun: f"{value:,} {noun}{'' if value == 1 else 's'}",
     }
     return environment

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.pages.extra import require_extra
+from statelog.pages.live import watch
 from statelog.pages.model import read_page
+from statelog.pages.savepoint_list import SavepointFolders
 
 
-def report(location: str | Path, target: str | Path) -> None:
+def report(location: str | Path, target: str | Path, *, savepoints: Sequence[str | Path] = ()) -> None:
     """Write a page about a query's checkpoints: one HTML file that needs nothing else.
 
     The log of each operator, its pins and a listing of its objects are read, and no state; nothing is written to the
@@ -21,6 +25,9 @@ def report(location: str | Path, target: str | Path) -> None:
         The query's checkpointLocation, or the location that its operators were given; or a savepoint.
     target : str or Path
         The file; one that exists is replaced.
+    savepoints : sequence of str or Path
+        Savepoints, or folders with savepoints directly below, of which those of the query are listed; in addition to
+        the folder ``savepoints`` in the location.
 
     Raises
     ------
@@ -36,15 +43,17 @@ def report(location: str | Path, target: str | Path) -> None:
     require_extra()
     from statelog.pages.render import render
 
-    html = render(read_page([str(location)]))
+    html = render(read_page(watch(location)(), SavepointFolders([str(folder) for folder in savepoints])))
     place = Path(target)
     unfinished = place.with_name(f".{place.name}.unfinished")
     try:
         unfinished.write_text(html, encoding="utf-8")
         unfinished.replace(place)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
         raise ConfigurationError(
-            f"{place} cannot be written: {error}.", kind=ErrorKind.VALUE_MISMATCH, hint="Name a file that can."
+            f"{place} cannot be written: {error.strerror}.",
+            kind=ErrorKind.VALUE_MISMATCH,
+            hint="Name a file in a directory that exists and can be written to.",
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -19,14 +19,18 @@ from waitress.wasyncore import close_all
 
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError
-from statelog.metrics import CheckpointMetrics
 from statelog.pages.browse import Wanted, browse
+from statelog.pages.live import Watched
 from statelog.pages.model import PageModel, read_page
-from statelog.pages.render import browse_html, content_policy, error_html, render
+from statelog.pages.render import browse_html, checkpoints_html, content_policy, error_html, render
+from statelog.pages.savepoint_list import SavepointFolders
 
 _FRESH_S: Final = 5.0
-"""So long a page that was read is shown again."""
+"""So long the stored files are not read again, at least."""
+_REST: Final = 20.0
+"""The same, as a multiple of the time to read them."""
 _FORM_BYTES: Final = 16 << 10
+_LAST_PORT: Final = 65_535
 _THREADS: Final = 4
 _CLOSE_S: Final = 10.0
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -40,33 +44,34 @@ class App:
 
     Parameters
     ----------
-    locations : callable
-        Finds the locations of the state.
-    metrics : callable
-        Finds the latest metrics of a running query, by operator.
+    look : callable
+        Tells what the page is about, each time it is shown.
+    savepoints : SavepointFolders
+        Where savepoints are looked for.
     token : str or None
         What a caller must know; None for callers of this host.
     redacts : bool
-        Whether keys are not shown.
+        Whether keys and values are not shown, not even a key that was typed.
     """
 
     def __init__(
         self,
-        locations: Callable[[], Sequence[str]],
-        metrics: Callable[[], Mapping[str, Sequence[CheckpointMetrics]]],
+        look: Callable[[], Watched],
+        savepoints: SavepointFolders,
         *,
         token: str | None,
         redacts: bool,
         clock: Clock,
     ) -> None:
-        self._locations = locations
-        self._metrics = metrics
+        self._look = look
+        self._savepoints = savepoints
         self._token = token
         self._cookie = "" if token is None else f"statelog_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
         self._redacts = redacts
         self._clock = clock
         self._lock = threading.Lock()
-        self._read: tuple[float, PageModel] | None = None
+        self._page: PageModel | None = None
+        self._fresh_until_s = 0.0
 
     def __call__(self, environment: _Environment, respond: _Respond) -> Iterable[bytes]:
         status, headers, body = self._answer(environment)
@@ -95,12 +100,17 @@ class App:
             cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
             return HTTPStatus.SEE_OTHER, [("Location", "/"), ("Set-Cookie", cookie)], ""
         if path == "/" and method in ("GET", "HEAD"):
-            return self._guarded(lambda: render(self._page(), is_live=True))
+            return self._guarded(lambda: render(self.read(), is_live=True))
+        if path == "/checkpoints" and method in ("GET", "HEAD"):
+            query = {name: values[0] for name, values in parse_qs(environment.get("QUERY_STRING", "")).items()}
+            return self._guarded(
+                lambda: checkpoints_html(self.read(), query.get("operator", ""), query.get("from", ""))
+            )
         if path == "/state" and method in ("GET", "HEAD"):
-            return self._guarded(lambda: browse_html(self._page(), Wanted(), None))
+            return self._guarded(lambda: browse_html(self.read(), Wanted(), None, redacts=self._redacts))
         if path == "/state" and method == "POST":
             return self._guarded(lambda: self._browsed(_form_of(environment)))
-        if path in ("/", "/state"):
+        if path in ("/", "/checkpoints", "/state"):
             return HTTPStatus.METHOD_NOT_ALLOWED, [("Allow", "GET, HEAD, POST")], error_html("This page is read-only.")
         return HTTPStatus.NOT_FOUND, [], error_html("There is no such page.")
 
@@ -111,7 +121,7 @@ class App:
             return HTTPStatus.SERVICE_UNAVAILABLE, [], error_html(str(error))
 
     def _browsed(self, form: Mapping[str, str]) -> str:
-        page = self._page()
+        page = self.read()
         wanted = Wanted(
             operator=form.get("operator", ""),
             state=form.get("state", ""),
@@ -119,16 +129,20 @@ class App:
             at=form.get("at", ""),
             is_history=form.get("show") == "history",
         )
-        return browse_html(page, wanted, browse(page, wanted, redacts=self._redacts))
+        return browse_html(page, wanted, browse(page, wanted, redacts=self._redacts), redacts=self._redacts)
 
-    def _page(self) -> PageModel:
-        """The page, read at most every few seconds, and by one thread at a time."""
+    def read(self) -> PageModel:
+        """The page as of now; raises the errors of :func:`read_page`.
+
+        The stored files are read by one thread at a time, and in a small part of the time.
+        """
         with self._lock:
-            now_s = self._clock.monotonic_s()
-            if self._read is None or now_s - self._read[0] >= _FRESH_S:
-                page = read_page(self._locations(), self._metrics())
-                self._read = self._clock.monotonic_s(), page
-            return self._read[1]
+            began_s, watched = self._clock.monotonic_s(), self._look()
+            if self._page is None or began_s >= self._fresh_until_s:
+                self._page = read_page(watched, self._savepoints)
+                now_s = self._clock.monotonic_s()
+                self._fresh_until_s = now_s + max(_FRESH_S, _REST * (now_s - began_s))
+            return self._page.with_live(watched.operators)
 
     def _is_known(self, environment: _Environment) -> bool:
         assert self._token is not None
@@ -167,14 +181,17 @@ class PageServer:
     def __init__(self, app: App, host: str, port: int, token: str | None) -> None:
         self._sockets: dict[int, Any] = {}
         try:
+            if not 0 <= port <= _LAST_PORT:
+                raise ValueError(f"ports end at {_LAST_PORT}")  # the system would take another one
             self._server = create_server(
                 app, map=self._sockets, host=host, port=port, threads=_THREADS, ident="statelog"
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigurationError(
-                f"The checkpoint page cannot be served at {host}, port {port}: {error}.",
+                f"The checkpoint page cannot be served at {host}, port {port}: {reason}.",
                 kind=ErrorKind.VALUE_MISMATCH,
-                hint="Pass another port, or 0 for a free one.",
+                hint="Pass an address of this machine as host, and a port that is free, or 0 for any.",
             ) from error
         self._token = token
         self._host = f"[{host}]" if ":" in host else host
@@ -210,16 +227,12 @@ class PageServer:
 
 
 def serve(
-    locations: Callable[[], Sequence[str]],
-    metrics: Callable[[], Mapping[str, Sequence[CheckpointMetrics]]],
-    *,
-    host: str,
-    port: int,
-    redact_keys: bool,
+    look: Callable[[], Watched], savepoints: SavepointFolders, *, host: str, port: int, redact_keys: bool
 ) -> PageServer:
-    """Serve the page; with a token unless `host` is this host alone."""
+    """Serve the page, with a token unless `host` is this host alone; raises the errors of :func:`read_page`."""
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
-    app = App(locations, metrics, token=token, redacts=redact_keys, clock=SystemClock())
+    app = App(look, savepoints, token=token, redacts=redact_keys, clock=SystemClock())
+    app.read()  # a wrong location is told here, and not to a browser
     return PageServer(app, host, port, token)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statelog.pages.extra import require_extra
 from statelog.pages.live import watch
+from statelog.pages.savepoint_list import SavepointFolders
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -15,22 +17,29 @@ if TYPE_CHECKING:
 
 
 def ui(
-    query: StreamingQuery | str | Path, *, host: str = "127.0.0.1", port: int = 0, redact_keys: bool = False
+    query: StreamingQuery | str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    redact_keys: bool = False,
+    savepoints: Sequence[str | Path] = (),
 ) -> PageServer:
     """Serve a page about a query's checkpoints, with a look into its state; nothing can be changed there.
 
     Parameters
     ----------
     query : StreamingQuery, str or Path
-        A query that runs in this process, whose page also has the durations of its checkpoints; or a location, as in
-        :func:`report`.
+        A query of this process, whose page also has the durations of its checkpoints and the progress of a restore; it
+        may just have been started. Or a location, as in :func:`report`.
     host : str
         The address to serve at. The default is this host alone: all its users can open the page. At any other address
         the page asks for a token, which is part of the printed address; there is no encryption.
     port : int
         The port; 0 for a free one.
     redact_keys : bool
-        Whether keys are replaced by dots.
+        Whether keys and values are replaced by dots.
+    savepoints : sequence of str or Path
+        Folders with savepoints, as in :func:`report`.
 
     Returns
     -------
@@ -41,8 +50,6 @@ def ui(
     ------
     ConfigurationError
         If the address cannot be used, the extra is not installed, or the location has no operator.
-    StateMissingError
-        If an operator of the query has not begun a batch yet.
 
     Examples
     --------
@@ -53,5 +60,5 @@ def ui(
     require_extra()
     from statelog.pages.server import serve
 
-    watched = watch(query)
-    return serve(watched.locations, watched.metrics, host=host, port=port, redact_keys=redact_keys)
+    folders = SavepointFolders([str(folder) for folder in savepoints])
+    return serve(watch(query), folders, host=host, port=port, redact_keys=redact_keys)

@@ -63,6 +63,18 @@ class _StoredInitial:
 
 
 @dataclass(frozen=True)
+class PlannedOperator:
+    """An operator of a start of a query."""
+
+    session: SparkSession
+    uid: str
+    location: str
+    parallelism: int
+    query_id: str
+    run_id: str
+
+
+@dataclass(frozen=True)
 class RunningOperator:
     """An operator of a running query."""
 
@@ -154,16 +166,32 @@ class Endpoint:
     def operators_of(self, query: StreamingQuery) -> list[RunningOperator]:
         """All operators of a running query; raises StateMissingError if one of them has not begun a batch yet."""
         found: list[RunningOperator] = []
-        for plan in self._plans_of(query):
-            with self._lock:
-                slot = self._slots.get((str(query.id), plan.uid))
-            if slot is None or slot.coordinator is None or slot.run_id != str(query.runId):
+        for planned in self.planned_operators(query):
+            running = self.running_operator(planned)
+            if running is None:
                 raise StateMissingError(
-                    f"operator '{plan.uid}' of query {query.id} has not begun a batch yet.",
+                    f"operator '{planned.uid}' of query {query.id} has not begun a batch yet.",
                     hint="Try again after the query's first batch.",
                 )
-            found.append(RunningOperator(plan.session, plan.uid, _location(plan, query), slot.root, slot.coordinator))
+            found.append(running)
         return found
+
+    def planned_operators(self, query: StreamingQuery) -> list[PlannedOperator]:
+        """All operators of a query."""
+        query_id, run_id = str(query.id), str(query.runId)
+        return [
+            PlannedOperator(plan.session, plan.uid, _location(plan, query), plan.parallelism, query_id, run_id)
+            for plan in self._plans_of(query)
+        ]
+
+    def running_operator(self, planned: PlannedOperator) -> RunningOperator | None:
+        """An operator, without a call of Spark's; None if it has not begun a batch in this start."""
+        with self._lock:
+            slot = self._slots.get((planned.query_id, planned.uid))
+        coordinator = None if slot is None or slot.run_id != planned.run_id else slot.coordinator
+        if slot is None or coordinator is None:
+            return None
+        return RunningOperator(planned.session, planned.uid, planned.location, slot.root, coordinator)
 
     def incomplete_end(self, query: StreamingQuery) -> StateMissingError | None:
         """Why a query that has ended without an error cannot go on; None if nothing is missing.
