@@ -109,7 +109,7 @@ def test_photographs_show_the_page_as_it_is() -> None:
         path = DOCS / "pictures" / f"{photograph.name}.png"
         assert path.stat().st_size < 100_000
         with Image.open(path) as image:
-            noted = image.text[pictures.NOTE]
+            noted = image.info[pictures.NOTE]
         assert noted == pictures.look(), "run ./dev demo, then ./dev python docs/page_pictures.py"
 
 

@@ -70,6 +70,7 @@ class PlannedOperator:
     uid: str
     location: str
     parallelism: int
+    redacts_keys: bool
     query_id: str
     run_id: str
 
@@ -180,7 +181,15 @@ class Endpoint:
         """All operators of a query."""
         query_id, run_id = str(query.id), str(query.runId)
         return [
-            PlannedOperator(plan.session, plan.uid, _location(plan, query), plan.parallelism, query_id, run_id)
+            PlannedOperator(
+                plan.session,
+                plan.uid,
+                _location(plan, query),
+                plan.parallelism,
+                plan.options.redact_keys,
+                query_id,
+                run_id,
+            )
             for plan in self._plans_of(query)
         ]
 
