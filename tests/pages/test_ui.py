@@ -331,7 +331,7 @@ def test_a_running_query_shows_times_states_and_hot_keys(query: Story) -> None:
     page = Live(query.location, LiveOperator("op", 2, True, [newest], newest=newest))
     text, html = page.text(), page.html()
     assert "Time in batch 12" in text
-    assert "<title>subtask 0: 750 ms + 2 s + 500 ms + 250 ms + 500 ms = 4 s</title>" in html
+    assert "<title>0: 750 ms + 2 s + 500 ms + 250 ms + 500 ms = 4 s</title>" in html
     assert "count 1,234 56.0 KB" in text
     assert "<script>alert(1)</script>, 7 17,000 30 75.0 %" in text
     assert "<script" not in html

@@ -107,7 +107,7 @@ def subtask_charts(one: OperatorModel) -> list[Chart]:
         else [
             bar_chart(
                 f"Time in batch {newest.batch}",
-                _columns(newest.subtasks, lambda subtask: f"subtask {subtask.subtask}", list(_TIMES.values())),
+                _columns(newest.subtasks, lambda subtask: str(subtask.subtask), list(_TIMES.values())),
                 seconds_text,
                 legend=list(_TIMES),
             )
