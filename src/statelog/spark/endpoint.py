@@ -40,6 +40,7 @@ from statelog.spark.checkpoint_location import open_checkpoint, state_home
 from statelog.spark.clock_offsets import fit_clock_offsets
 from statelog.spark.clock_source import CLOCK_SOURCE
 from statelog.spark.encryption import encrypts_traffic
+from statelog.spark.file_sinks import check_file_sink
 from statelog.spark.initial import InitialPlace, store_rows, store_tables
 from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
@@ -143,6 +144,7 @@ class Endpoint:
             _fit_clock(session, query)
             restrain_adaptive_execution(query)
             lift_byte_limit(session, query)
+            check_file_sink(session, query)
             for plan in plans:
                 if plan.placement is not None:
                     plan.placement.keep_during(query)
