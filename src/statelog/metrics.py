@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 _KEPT: Final = 1000
 _MEANING: Final = "meaning"
@@ -141,8 +141,7 @@ def _number(text: str, unit: str = "", *, adds_up: bool = False, **default: Any)
     return field(metadata={_MEANING: Meaning(text, unit, adds_up)}, **default)
 
 
-@dataclass(frozen=True)
-class SubtaskMetrics:
+class SubtaskMetrics(NamedTuple):
     """A subtask's part of a checkpoint. The times add up to about the time of its task.
 
     Parameters

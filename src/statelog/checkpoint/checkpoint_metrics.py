@@ -41,11 +41,11 @@ def checkpoint_metrics(
         batch=entry.batch,
         revision=entry.revision,
         parallelism=entry.parallelism,
-        input_rows=sum(accepted.ack.last.input_rows for accepted in acks),
+        input_rows=sum(subtask.input_rows for subtask in subtasks),
         late_rows=sum(accepted.ack.late_rows for accepted in acks),
         watermark_ms=entry.watermark_ms,
-        changes=sum(accepted.ack.total_rows for accepted in acks),
-        changed_bytes=sum(accepted.ack.total_bytes for accepted in acks),
+        changes=sum(subtask.changes for subtask in subtasks),
+        changed_bytes=sum(subtask.changed_bytes for subtask in subtasks),
         objects=uploads + log_files,
         commit_s=durable_s - last_ack_s,
         subtask_s=max(accepted.ack.subtask_s for accepted in acks),
@@ -56,7 +56,7 @@ def checkpoint_metrics(
         materialization_failures=sum(bool(accepted.ack.materialization_failure) for accepted in acks),
         stored_bytes=inventory.retention.size_bytes,
         needed_bytes=inventory.retention.needed_bytes,
-        restore_s=max(accepted.ack.restore_s for accepted in acks),
+        restore_s=max(subtask.restore_s for subtask in subtasks),
         restored_bytes=sum(accepted.ack.restored_bytes for accepted in acks),
         state_rows=sum(state.rows for state in states.values()),
         state_bytes=sum(state.size_bytes for state in states.values()),
@@ -74,18 +74,18 @@ def checkpoint_metrics(
 
 
 def _subtask_metrics(accepted: AcceptedAck, durable_s: float) -> SubtaskMetrics:
-    ack = accepted.ack
+    ack, times = accepted.ack, accepted.ack.times
     return SubtaskMetrics(
         subtask=ack.task.subtask,
         input_rows=ack.last.input_rows,
         changes=ack.total_rows,
         changed_bytes=ack.total_bytes,
         restore_s=ack.restore_s,
-        read_s=ack.times.read_s,
-        processor_s=ack.times.processor_s,
-        encode_s=ack.times.encode_s,
-        upload_s=ack.times.upload_s,
-        wait_s=ack.times.wait_s + durable_s - accepted.received_s,
+        read_s=times.read_s,
+        processor_s=times.processor_s,
+        encode_s=times.encode_s,
+        upload_s=times.upload_s,
+        wait_s=times.wait_s + durable_s - accepted.received_s,
     )
 
 
