@@ -228,7 +228,7 @@ class CommitSide(Side):
             picked = self._pick(batch, subtask)
             payload = self._payloads[picked]
             segment = SegmentRef(task.subtask, task.attempt, self._checksums[picked], 0, len(payload), 1, 1)
-            ack = Ack(task, [segment], 0.0)
+            ack = Ack(task, [segment])
             started_s = time.perf_counter()
             reply = call(ack, payload)
             elapsed_s = time.perf_counter() - started_s

@@ -25,6 +25,7 @@ from statelog.operators.keyed.operator import BatchContext, KeyedRows
 from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs.reader import Run
 from statelog.runs.times import Moment
+from statelog.stopwatch import Part, Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
@@ -77,8 +78,8 @@ class Subtask:
             processor: Any = operator.processor
             processor.act = act
         context = BatchContext(epoch=1, batch=self._batch, moment=Moment(now_ms, now_ms))
-        started_s = time.perf_counter()
-        subtask = KeyedSubtask(operator, self._table, context, SystemClock())
+        started_s, stopwatch = time.perf_counter(), Stopwatch(SystemClock())
+        subtask = KeyedSubtask(operator, self._table, context, stopwatch)
         output = list(subtask.process(data))
         processed_s = time.perf_counter()
         local = pa.BufferOutputStream()
@@ -90,8 +91,8 @@ class Subtask:
             self._batch += 1
         return BatchRun(
             rows=self._query.output(output),
-            process_s=processed_s - started_s - subtask.flush_s,
-            changeset_s=ended_s - processed_s + subtask.flush_s,
+            process_s=processed_s - started_s - stopwatch.spent_s(Part.ENCODE),
+            changeset_s=ended_s - processed_s + stopwatch.spent_s(Part.ENCODE),
         )
 
 

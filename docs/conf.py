@@ -52,11 +52,22 @@ def navigation(text: str) -> str:
     return "\n".join(parts)
 
 
-def _add_navigation(app: Any, name: str, source: list[str]) -> None:
+def with_files_of_packages(text: str, folder: Path) -> str:
+    """A page of a folder whose links to packages lead to their first file: MyST has no links to folders."""
+
+    def link(found: re.Match[str]) -> str:
+        first = PurePosixPath(found[1]) / "__init__.py"
+        return f"]({first})" if (folder / first).is_file() else found[0]
+
+    return re.sub(r"\]\(([^)#:]+)\)", link, text)
+
+
+def _prepare(app: Any, name: str, source: list[str]) -> None:
+    source[0] = with_files_of_packages(source[0], (_ROOT / name).parent)
     if name in _LISTS:
         source[0] += "\n" + navigation(source[0])
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", _add_navigation)
+    app.connect("source-read", _prepare)

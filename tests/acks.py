@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from statelog.checkpoint.protocol import Ack, TaskId
+from statelog.checkpoint.protocol import Ack, TaskId, TaskTimes
 from statelog.log.references import SegmentRef
 
 
@@ -23,4 +23,4 @@ def make_ack(
 ) -> Ack:
     """The ack of a changeset whose last segment is described; `name` is empty if its bytes come with the ack."""
     last = SegmentRef(task.subtask, task.attempt, checksum, 0, length, rows, input_rows, name)
-    return Ack(task, [*parts, last], subtask_s, **more)
+    return Ack(task, [*parts, last], times=TaskTimes(encode_s=subtask_s), **more)

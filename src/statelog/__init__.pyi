@@ -43,13 +43,17 @@ from .exporters.opentelemetry import export_to_opentelemetry
 from .exporters.prometheus import MetricsServer, prometheus_collector, serve_metrics
 from .metrics import (
     CheckpointMetrics,
+    HotKey,
+    HotKeyGroup,
     Meaning,
     Metric,
     Observer,
     Recorded,
     RestoreMetrics,
     RestoreProgress,
+    StateMetrics,
     Step,
+    SubtaskMetrics,
     meanings,
 )
 from .operators.keyed.values import AggregateFunction
@@ -127,6 +131,8 @@ __all__ = [
     "Finding",
     "First",
     "Forgotten",
+    "HotKey",
+    "HotKeyGroup",
     "KeyStats",
     "KeyedStream",
     "Last",
@@ -164,6 +170,7 @@ __all__ = [
     "StandardDeviation",
     "StateComparison",
     "StateInfo",
+    "StateMetrics",
     "StateMissingError",
     "StateReader",
     "StateSource",
@@ -172,6 +179,7 @@ __all__ = [
     "Step",
     "StorageError",
     "Store",
+    "SubtaskMetrics",
     "Sum",
     "Summary",
     "TimeWindow",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 _KEPT: Final = 1000
 _MEANING: Final = "meaning"
@@ -127,15 +127,110 @@ class Meaning:
         Empty for a number of the things that the name says.
     adds_up : bool
         Whether the numbers of successive checkpoints add up; otherwise each replaces the one before.
+    per : {"", "subtask", "state"}
+        The part of the operator that has the number; empty for the whole operator.
     """
 
     text: str
     unit: str = ""
     adds_up: bool = False
+    per: str = ""
 
 
 def _number(text: str, unit: str = "", *, adds_up: bool = False, **default: Any) -> Any:
     return field(metadata={_MEANING: Meaning(text, unit, adds_up)}, **default)
+
+
+class SubtaskMetrics(NamedTuple):
+    """A subtask's part of a checkpoint. The times add up to about the time of its task.
+
+    Parameters
+    ----------
+    subtask : int
+        Its number, from 0.
+    input_rows : int
+        Rows read.
+    changes : int
+        Changes of state that were logged.
+    changed_bytes : int
+        Stored size of the changeset.
+    restore_s : float
+        Time in seconds from the driver's answer to the begin until the state could be read.
+    read_s : float
+        Time for looking up state.
+    processor_s : float
+        Time in the processor, with the conversion of rows and values.
+    encode_s : float
+        Time for encoding changes and writing them to the local disk.
+    upload_s : float
+        Time of waiting until objects were written.
+    wait_s : float
+        Time of waiting for the driver, for Spark to take rows, and after the ack for the other subtasks and the log
+        entry.
+    """
+
+    subtask: int
+    input_rows: int
+    changes: int
+    changed_bytes: int
+    restore_s: float = 0.0
+    read_s: float = 0.0
+    processor_s: float = 0.0
+    encode_s: float = 0.0
+    upload_s: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class StateMetrics:
+    """The size of one state in all subtasks.
+
+    Parameters
+    ----------
+    rows : int
+        Values, map entries, list elements or timers. Of keyed state, rows that were replaced or deleted count until
+        their runs are merged, so this is an upper bound.
+    size_bytes : int
+        Size of these rows in the local files of the subtasks.
+    """
+
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class HotKey:
+    """A key with many input rows in a batch.
+
+    Parameters
+    ----------
+    rows : int
+        Its input rows in the batch.
+    key_group : int
+        Its key group.
+    key : tuple or None
+        The values of the grouping columns; None with ``Options(redact_keys=True)``, and for a key of more than 1 kB.
+    """
+
+    rows: int
+    key_group: int
+    key: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True)
+class HotKeyGroup:
+    """A key group with many input rows in a batch.
+
+    Parameters
+    ----------
+    rows : int
+        Its input rows in the batch.
+    key_group : int
+        Its number, from 0 to 32,767.
+    """
+
+    rows: int
+    key_group: int
 
 
 @dataclass(frozen=True)
@@ -152,6 +247,14 @@ class CheckpointMetrics:
         Spark's batch id.
     measured : Recorded
         Measurements of driver and tasks since the previous checkpoint; see :class:`statelog.Metric`.
+    subtasks : sequence of SubtaskMetrics
+        Each subtask's part, in their order.
+    states : mapping of str to StateMetrics
+        The size of each state, by name.
+    hot_keys : sequence of HotKey
+        The keys with the most input rows in the batch, the most first; at most 10, and none with a single row.
+    hot_key_groups : sequence of HotKeyGroup
+        The key groups with the most input rows, likewise.
     """
 
     query_id: str
@@ -198,7 +301,31 @@ class CheckpointMetrics:
         adds_up=True,
         default=0,
     )
+    state_rows: int = _number("Rows of all states; an upper bound for keyed state.", "rows", default=0)
+    state_bytes: int = _number("Size of these rows in the local files of the subtasks.", "bytes", default=0)
+    hottest_key_rows: int = _number("Rows of the key that had the most in the batch.", "rows", default=0)
+    read_s: float = _number("Longest time of a subtask for looking up state.", "seconds", adds_up=True, default=0.0)
+    processor_s: float = _number("Longest time of a subtask in the processor.", "seconds", adds_up=True, default=0.0)
+    encode_s: float = _number(
+        "Longest time of a subtask for encoding its changes and writing them to the local disk.",
+        "seconds",
+        adds_up=True,
+        default=0.0,
+    )
+    upload_s: float = _number(
+        "Longest time in which a subtask waited for its uploads.", "seconds", adds_up=True, default=0.0
+    )
+    wait_s: float = _number(
+        "Longest time in which a subtask waited for the driver, for Spark or for other subtasks.",
+        "seconds",
+        adds_up=True,
+        default=0.0,
+    )
     measured: Recorded = field(default_factory=Recorded)
+    subtasks: Sequence[SubtaskMetrics] = ()
+    states: Mapping[str, StateMetrics] = field(default_factory=dict)
+    hot_keys: Sequence[HotKey] = ()
+    hot_key_groups: Sequence[HotKeyGroup] = ()
 
     def numbers(self) -> dict[str, float | None]:
         """The numbers by name, in the order of :func:`meanings`; a watermark that has no value yet is None."""

@@ -27,7 +27,7 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("file_merging", lambda value: value in ("auto", "across", "within", "off"), "'auto', 'across', 'within' or 'off'"),
     ("compression", lambda value: value in ("lz4", "zstd", "none"), "'lz4', 'zstd' or 'none'"),
     ("placement", lambda value: value in ("auto", "on", "off"), "'auto', 'on' or 'off'"),
-    ("changelog materialization plain_local_files", lambda value: isinstance(value, bool), "True or False"),
+    ("changelog materialization plain_local_files redact_keys", lambda value: isinstance(value, bool), "True or False"),
     ("retained_checkpoints merge_fan_in", lambda value: value >= 2, "2 or more"),
     (
         "max_file_bytes max_space_amplification sample_max_bytes upload_part_bytes max_in_flight_bytes upload_threads"
@@ -147,6 +147,9 @@ class Options:
     plain_local_files : bool
         Whether local copies of state may be stored although ``spark.io.encryption.enabled`` is true: statelog maps
         them into memory, so it cannot encrypt them. Without it such an application is refused.
+    redact_keys : bool
+        Whether dots stand for keys and values in the metrics, the messages and the pages of this operator. The texts of
+        exceptions that your code or a library raises stay as they are.
     placement : {"auto", "on", "off"}
         Whether a subtask stays on the executor that has its local files. ``auto`` does so if the application can have
         more than one executor and Spark has been given ``statelog.spark_conf()``. See docs/placement.md.
@@ -192,6 +195,7 @@ class Options:
     orphan_min_age_s: float = 3600.0
     local_directory: str | None = None
     plain_local_files: bool = False
+    redact_keys: bool = False
     placement: str = "auto"
     heartbeat_s: float | None = None
     observer: Observer = field(default_factory=Observer)

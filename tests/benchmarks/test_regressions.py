@@ -34,6 +34,7 @@ from statelog.operators.keyed.operator import BatchContext
 from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs.reader import Run
 from statelog.runs.times import Moment
+from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.keyed import KeyedQuery
@@ -159,7 +160,7 @@ class Subtask:
         data = self._query.data(rows_of(rows, self._path.per_key, batch))
         operator = self._query.operator.make()
         moment = Moment(1_000, 10_000 * batch, 10_000 * batch - 1)
-        subtask = KeyedSubtask(operator, self._table, BatchContext(1, batch, moment), SystemClock())
+        subtask = KeyedSubtask(operator, self._table, BatchContext(1, batch, moment), Stopwatch(SystemClock()))
         output: list[pa.RecordBatch] = []
         processed = measured(lambda: output.extend(subtask.process(data)))
         self.returned += sum(map(len, output))

@@ -63,6 +63,15 @@ def test_navigation_has_a_part_for_each_heading_with_links() -> None:
     )
 
 
+def test_links_to_packages_lead_to_their_first_files() -> None:
+    page = (
+        "[a](../examples/sinks), [`b`](../examples/sinks/files.py#x), [c](sinks.md), [d](design), [e](https://e.org/a)"
+    )
+    assert load("conf").with_files_of_packages(page, DOCS) == page.replace(
+        "(../examples/sinks)", "(../examples/sinks/__init__.py)"
+    )
+
+
 def test_the_reference_has_every_public_name_once() -> None:
     entry = re.compile(r"^\.\. auto(?:class|function):: (?:statelog\.)?(\S+)", re.MULTILINE)
     named = Counter(name for page in (DOCS / "api").glob("*.rst") for name in entry.findall(page.read_text()))
@@ -109,7 +118,7 @@ def test_photographs_show_the_page_as_it_is() -> None:
         path = DOCS / "pictures" / f"{photograph.name}.png"
         assert path.stat().st_size < 100_000
         with Image.open(path) as image:
-            noted = image.text[pictures.NOTE]
+            noted = image.info[pictures.NOTE]
         assert noted == pictures.look(), "run ./dev demo, then ./dev python docs/page_pictures.py"
 
 

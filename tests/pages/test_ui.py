@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import statelog
-from statelog import CheckpointMetrics
+from statelog import CheckpointMetrics, HotKey, StateMetrics, SubtaskMetrics
 from statelog.checkpoint.progress import Restore, SubtaskRestore
 from statelog.pages.live import LiveOperator, Watched
 from statelog.pages.model import PageModel
@@ -265,8 +265,8 @@ def refresh_s(html: str) -> int:
     return int(seconds)
 
 
-def restored(batch: int, **values: Any) -> CheckpointMetrics:
-    return CheckpointMetrics("query", "op", batch, 0, 3, 1, 0, 0, 1, 1, 1, 0.0, 0.0, **values)
+def restored(batch: int, input_rows: int = 1, **values: Any) -> CheckpointMetrics:
+    return CheckpointMetrics("query", "op", batch, 0, 3, input_rows, 0, 0, 1, 1, 1, 0.0, 0.0, **values)
 
 
 def test_the_page_of_a_query_that_has_no_state_yet(tmp_path: Path) -> None:
@@ -310,6 +310,43 @@ def test_a_restore_that_is_over_is_told(query: Story) -> None:
     assert "Restoring" not in text
     assert "last restore of this driver: batch 13, 10.0 MB 4 s" in text
     assert refresh_s(page.html()) == 15
+
+
+def measured(key: tuple[object, ...] | None) -> CheckpointMetrics:
+    """The metrics of batch 12, whose 40 rows have one hot key."""
+    return restored(
+        12,
+        40,
+        subtasks=[
+            SubtaskMetrics(0, 30, 3, 100, 0.5, 0.25, 2.0, 0.5, 0.25, 0.5),
+            SubtaskMetrics(1, 10, 3, 100, wait_s=4.0),
+        ],
+        states={"count": StateMetrics(1234, 56_000)},
+        hot_keys=[HotKey(30, 17_000, key)],
+    )
+
+
+def test_a_running_query_shows_times_states_and_hot_keys(query: Story) -> None:
+    newest = measured(("<script>alert(1)</script>", 7))
+    page = Live(query.location, LiveOperator("op", 2, True, [newest], newest=newest))
+    text, html = page.text(), page.html()
+    assert "Time in batch 12" in text
+    assert "<title>0: 750 ms + 2 s + 500 ms + 250 ms + 500 ms = 4 s</title>" in html
+    assert "count 1,234 56.0 KB" in text
+    assert "<script>alert(1)</script>, 7 17,000 30 75.0 %" in text
+    assert "<script" not in html
+    page.operators = (LiveOperator("op", 2, True, [newest], newest=restored(12)),)
+    assert "No key had several rows." in page.text()
+
+
+@pytest.mark.parametrize(("redacts", "key"), [(True, ("secret",)), (False, None)])
+def test_hot_keys_can_be_hidden(query: Story, redacts: bool, key: tuple[str] | None) -> None:
+    newest = measured(key)
+    page = Live(query.location, LiveOperator("op", 2, True, [newest], newest=newest))
+    page.app = App(page.look, SavepointFolders([]), token=None, redacts=redacts, clock=page.clock)
+    text = page.text()
+    assert "secret" not in page.html()
+    assert "\N{BULLET}\N{BULLET}\N{BULLET} 17,000 30" in text
 
 
 def test_the_stored_files_are_read_now_and_then(query: Story, tmp_path: Path) -> None:

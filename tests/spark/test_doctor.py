@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import statelog
 from statelog import Finding, Options
 from statelog.__main__ import main
-from statelog.spark import internals
+from statelog.spark import executor_internals
 from tests.spark.faults import wait_until
 from tests.stores import KeptStore
 
@@ -112,8 +112,8 @@ def test_a_spark_with_other_private_parts_is_checked_as_far_as_possible(
     def missing(*_: object) -> None:
         raise AttributeError("no such field")
 
-    monkeypatch.setattr(internals, "numbers_on", missing)
-    monkeypatch.setattr(internals, "executor_of", missing)
+    monkeypatch.setattr(executor_internals, "numbers_on", missing)
+    monkeypatch.setattr(executor_internals, "executor_of", missing)
     found = statelog.doctor(tmp_path / "state")
     [problem] = problems(found)
     assert (problem.level, problem.check) == ("warning", "executors")

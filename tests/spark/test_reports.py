@@ -106,7 +106,10 @@ def test_progress_has_the_numbers_of_every_operator_and_the_output_none_of_them(
     never_on_hidden_rows = F.udf(lambda user: 1 // len(user) >= 0, "boolean")
     parts = [
         rows.filter(never_on_hidden_rows("user")).select("user", "n"),
-        keyed.transformWithStateInPandas(Frames(), NARROW, "update", "None", uid="frames", **own),
+        keyed.transformWithStateInPandas(
+            Frames(), NARROW, "update", "None", uid="frames", parallelism=2,
+            options=Options(observer=Noted(), redact_keys=True),
+        ),
         keyed.transformWithStateInArrow(Columns(), NARROW, "update", "None", uid="columns", **own),
         keyed.agg(Sum("n"), uid="sums", **own),
         keyed.window(TumblingWindows(60_000), timeMode="ProcessingTime")
@@ -140,3 +143,26 @@ def test_progress_has_the_numbers_of_every_operator_and_the_output_none_of_them(
     assert [found[batch, "statelog.rows"]["input_rows"] for batch in (0, 1)] == [3, 1]
     assert found[0, "statelog.rows"]["changed_bytes"] > 0
     assert isinstance(found[0, "statelog.rows"]["changes"], int)
+    assert isinstance(found[0, "statelog.rows"]["processor_s"], float)
+    _require_parts({(one.batch, one.uid): one for one in Noted.seen})
+
+
+def _require_parts(found: dict[tuple[int, str], CheckpointMetrics]) -> None:
+    """The metrics of subtasks, states and keys, after ann (twice), bob and then silent."""
+    rows = found[0, "rows"]
+    assert [subtask.subtask for subtask in rows.subtasks] == [0, 1]
+    assert sum(subtask.input_rows for subtask in rows.subtasks) == 3
+    assert sum(subtask.changed_bytes for subtask in rows.subtasks) == rows.changed_bytes
+    assert all(subtask.wait_s > 0 for subtask in rows.subtasks)
+    assert max(subtask.processor_s for subtask in rows.subtasks) == rows.processor_s > 0
+    assert rows.states["count"].rows == 2
+    assert found[1, "rows"].states["count"].rows == 3
+    assert found[1, "rows"].state_bytes > 0
+    assert found[0, "unkeyed"].states["seen"].rows == 0
+    for uid in ("rows", "columns", "sums", "windows"):
+        [hot] = found[0, uid].hot_keys
+        assert (hot.rows, hot.key) == (2, ("ann",)), uid
+        assert found[0, uid].hottest_key_rows == 2
+        assert (hot.rows, hot.key_group) in [(group.rows, group.key_group) for group in found[0, uid].hot_key_groups]
+        assert found[1, uid].hot_keys == []
+    assert [(hot.rows, hot.key) for hot in found[0, "frames"].hot_keys] == [(2, None)], "its keys are redacted"

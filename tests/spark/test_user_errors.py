@@ -274,6 +274,19 @@ def test_a_processor_that_fails_on_a_row_is_named_and_the_batch_can_be_repeated(
     job.require_exact()
 
 
+def test_messages_hide_keys_and_values_on_request(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(make_orders(1, seed=4, rows=60))
+    options = statelog.Options(redact_keys=True)
+    text = job.fail(job.ledger(spark, 2, processor=Writes(("five", "a")), options=options))
+    own = [line for line in text.splitlines() if "operator 'main': handleInputRows() failed" in line]
+    assert own
+    for line in own:
+        assert "failed for key \N{BULLET}" in line
+        assert "str \N{BULLET}" in line
+        assert "user-3" not in line
+        assert "five" not in line
+
+
 def test_workers_without_statelog_say_which_interpreter_lacks_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from statelog.diagnosis.executors import Executors, Reports
 from statelog.diagnosis.finding import Finding
 from statelog.diagnosis.location import Marks
 from statelog.diagnosis.versions import Installed, teller
-from statelog.spark import internals
+from statelog.spark import executor_internals
 
 INSTALLED = Installed(**teller()())
 
@@ -108,7 +108,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reports]:
             "executor_of": lambda _, stage, task: context.ran_on.get(stage),
         }
         for name, part in {**parts, **replaced}.items():
-            monkeypatch.setattr(internals, name, part)
+            monkeypatch.setattr(executor_internals, name, part)
         return Executors(context, report, INSTALLED, "runs").ask(timeout_s)
 
     return asked

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from statelog import CheckpointMetrics, ConfigurationError, Metric, Observer, Recorded, meanings
+from statelog import (
+    CheckpointMetrics,
+    ConfigurationError,
+    Metric,
+    Observer,
+    Recorded,
+    StateMetrics,
+    SubtaskMetrics,
+    meanings,
+)
 from statelog.exporters.opentelemetry import export_to_opentelemetry
 from statelog.exporters.prometheus import prometheus_collector, serve_metrics
 from statelog.exporters.totals import Counted, OperatorTotals, Totals, exported, process_totals
@@ -27,8 +36,13 @@ def running_operator() -> Any:
     """The totals of an operator of this process that has had two checkpoints."""
     totals = process_totals().begin("query", "op")
     counted = Counted(Observer(), totals)
-    counted.checkpoint(checkpoint(7, base_bytes=1000, measured=Recorded({"upload_requests": 4, "unknown": 1})))
-    counted.checkpoint(checkpoint(8, base_bytes=900, watermark_ms=5500, measured=Recorded({"upload_requests": 1})))
+    samples = {"upload_latency_s": [0.005, 0.3, 90.0], "upload_size_bytes": [1024.0], "unknown": [1.0]}
+    measured = Recorded({"upload_requests": 4, "unknown": 1}, samples)
+    parts = {"states": {"count": StateMetrics(30, 300)}, "subtasks": [SubtaskMetrics(0, 2, 1, 10, processor_s=0.5)]}
+    counted.checkpoint(checkpoint(7, base_bytes=1000, measured=measured, **parts))
+    parts = {"states": {"count": StateMetrics(31, 310)}, "subtasks": [SubtaskMetrics(0, 1, 1, 5, processor_s=0.25)]}
+    measured = Recorded({"upload_requests": 1}, {"upload_latency_s": [0.006]})
+    counted.checkpoint(checkpoint(8, base_bytes=900, watermark_ms=5500, measured=measured, **parts))
     yield totals
     process_totals().end(totals)
 
@@ -50,10 +64,13 @@ def test_every_number_of_a_checkpoint_has_a_meaning() -> None:
 
 
 def test_counters_add_up_and_gauges_are_replaced(totals: OperatorTotals) -> None:
-    found = totals.read()
+    found = {name: value for (name, part), value in totals.read().items() if not part}
     assert (found["checkpoints"], found["batch"], found["input_rows"], found["commit_s"]) == (2, 8, 6, 0.5)
     assert (found["base_bytes"], found["watermark_ms"], found["upload_requests"]) == (900, 5500, 5)
     assert "unknown" not in found
+    parts = {key: value for key, value in totals.read().items() if key[1]}
+    assert parts[("per_state_rows", "count")] == 31
+    assert (parts[("per_subtask_input_rows", "0")], parts[("per_subtask_processor_s", "0")]) == (3, 0.75)
 
 
 def test_a_newer_start_keeps_its_numbers_when_the_former_ends() -> None:
@@ -106,6 +123,14 @@ def test_prometheus_reads_counters_and_gauges_in_base_units(totals: OperatorTota
         f"statelog_base_bytes{labels} 900.0",
         f"statelog_watermark_timestamp_seconds{labels} 5.5",
         f"statelog_upload_requests_total{labels} 5.0",
+        'statelog_per_state_rows{operator="op",query="query",state="count"} 31.0',
+        'statelog_per_subtask_processor_seconds_total{operator="op",query="query",subtask="0"} 0.75',
+        'statelog_upload_latency_seconds_bucket{le="0.005",operator="op",query="query"} 1.0',
+        'statelog_upload_latency_seconds_bucket{le="0.01",operator="op",query="query"} 2.0',
+        'statelog_upload_latency_seconds_bucket{le="60",operator="op",query="query"} 3.0',
+        'statelog_upload_latency_seconds_bucket{le="+Inf",operator="op",query="query"} 4.0',
+        f"statelog_upload_latency_seconds_sum{labels} 90.311",
+        'statelog_upload_size_bytes_bucket{le="1024",operator="op",query="query"} 1.0',
         "# TYPE statelog_log_bytes gauge",
         "# HELP statelog_late_rows_total Late rows read, dropped or returned in a `lateColumn`.",
     ):
@@ -142,6 +167,8 @@ def test_opentelemetry_reads_instruments_with_units(totals: OperatorTotals) -> N
     assert values["statelog.checkpoints"] == 2
     assert found["statelog.input_rows"].data.is_monotonic
     assert not hasattr(found["statelog.base.size"].data, "is_monotonic")
+    [of_state] = found["statelog.per_state_rows"].data.data_points
+    assert (of_state.value, of_state.attributes["statelog.state"]) == (31, "count")
     point = found["statelog.base.size"].data.data_points[0]
     assert dict(point.attributes) == {"statelog.operator": "op", "statelog.query": "query"}
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from statelog import Observer, ProtocolError, Step
 from statelog.checkpoint import keyed_task
+from statelog.checkpoint.changeset import Uploads
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, Maintenance, as_stored, read_initial
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, JobOutcome, Reply, Request
-from statelog.clock import Clock
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, JobOutcome, Reply, Request, TaskTimes
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.runs import LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER
@@ -28,8 +28,10 @@ from statelog.runs import digests
 from statelog.runs.byte_slices import Budget
 from statelog.runs.schema import TimeDomain, stored_name
 from statelog.runs.times import Moment
+from statelog.stopwatch import Stopwatch
 from statelog.storage import LocalStore
 from statelog.tables.rocksdb import RocksTable
+from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
 from statelog.testing.keyed import LocalKeyedOperator
 from tests.model.engine import Command, Engine, Key
@@ -100,30 +102,58 @@ def test_an_ack_says_whether_another_attempt_may_give_other_last_digits(
     assert engine.ack.adds_floats is adds_floats
 
 
-def test_the_time_of_an_ack_is_that_of_the_changes_and_since_the_processor_returned(
-    engine: NotingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def advancing(engine: NotingEngine, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, seconds: float) -> None:
+    """Let each call of a method take so long."""
+    method = getattr(owner, name)
+
+    def slow(self: Any, *arguments: Any, **named: Any) -> Any:
+        engine.clock.advance(seconds)
+        return method(self, *arguments, **named)
+
+    monkeypatch.setattr(owner, name, slow)
+
+
+def test_an_ack_says_where_the_time_went(engine: NotingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[tuple[Step, int, int, int]] = []
 
     class Slow(Observer):
         def step(self, step: Step, batch: int, subtask: int) -> None:
             if subtask >= 0:
                 steps.append((step, batch, subtask, len(engine.acks)))
-            engine.clock.advance(0.25)
-
-    add = ChangeBuffer.add
-
-    def slow_add(self: ChangeBuffer, *arguments: Any, **options: Any) -> None:
-        add(self, *arguments, **options)
-        engine.clock.advance(0.125)
+            engine.clock.advance(1000.0)
 
     engine.start(1, 0)
-    monkeypatch.setattr(ChangeBuffer, "add", slow_add)
+    run(engine, 0, ("set", 1))
     engine.clock.advance(5000.0)
     engine.options = dataclasses.replace(engine.options, observer=Slow())
-    run(engine, 0, ("set", 1))
-    assert engine.ack.subtask_s == pytest.approx(3 * 0.125 + 0.25), "three states, and the step that took time"
-    assert steps == [(Step.RESTORED, 0, 0, 0), (Step.ACKING, 0, 0, 0), (Step.ACKED, 0, 0, 1)]
+    engine.waits[Begin] = 8.0
+    advancing(engine, monkeypatch, RunsTable, "get_many", 2.0)
+    advancing(engine, monkeypatch, ChangeBuffer, "add", 0.125)
+    advancing(engine, monkeypatch, LocalRuns, "write_new", 0.25)
+    advancing(engine, monkeypatch, Uploads, "finish", 4.0)
+    advancing(engine, monkeypatch, KeyedSubtask, "_fire_timers", 16.0)
+    run(engine, 1, ("read",), ("set", 2))
+    times = engine.ack.times
+    assert times == TaskTimes(read_s=times.read_s, processor_s=16.0, encode_s=0.625, upload_s=4.0, wait_s=8.0)
+    assert times.read_s >= 2.0
+    assert times.read_s % 2.0 == 0, "nothing but reads of the table"
+    assert engine.ack.subtask_s == 4.625
+    assert steps[:3] == [(Step.RESTORED, 1, 0, 1), (Step.ACKING, 1, 0, 1), (Step.ACKED, 1, 0, 2)]
+
+
+def test_an_ack_tells_sizes_of_states_and_the_hottest_keys(engine: NotingEngine) -> None:
+    engine.start(1, 0)
+    engine.run_commands(0, 0, [(KEY, ("set", 1)), (KEY, ("set", 2)), ((2, None), ("set", 3))])
+    first = engine.ack
+    assert [(rows, bool(key)) for rows, _, key in first.hot_keys] == [(2, True)]
+    assert first.hot_key_groups == [(3, 0)], "all keys have the same hash"
+    sizes = {name: rows for name, (rows, _) in first.state_sizes.items()}
+    assert sizes["value"] == 2
+    assert all(size_bytes > 0 for rows, size_bytes in first.state_sizes.values() if rows)
+    engine.options = dataclasses.replace(engine.options, redact_keys=True)
+    engine.run_commands(1, 0, [(KEY, ("set", 1)), (KEY, ("set", 2))])
+    assert engine.ack.hot_keys == [(2, first.hot_keys[0][1], b"")]
+    assert engine.ack.state_sizes["value"][0] == 3, "the replaced row counts until it is merged"
 
 
 def test_a_restore_is_measured_from_the_answer_to_begin_until_the_state_can_be_read(engine: NotingEngine) -> None:
@@ -176,9 +206,11 @@ def test_a_batch_has_the_times_that_the_coordinator_tells(
     contexts: list[BatchContext] = []
 
     class Noted(KeyedSubtask):
-        def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
+        def __init__(
+            self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch
+        ) -> None:
             contexts.append(context)
-            super().__init__(operator, table, context, clock)
+            super().__init__(operator, table, context, stopwatch)
 
     monkeypatch.setattr(keyed_task, "KeyedSubtask", Noted)
     engine.start(1, 0)

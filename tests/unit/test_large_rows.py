@@ -32,6 +32,7 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.times import Moment
 from statelog.runs.writer import STORED_BLOCK_BYTES, RunWriter, StateChanges, encode_run
+from statelog.stopwatch import Stopwatch
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, ValueRows
@@ -279,7 +280,7 @@ class Engine:
         context = BatchContext(0, len(self.runs), Moment(0, 0))
         operator = self._query.operator.with_budget(self._budget).make()
         operator = replace(operator, output=Cramped(operator.output))
-        subtask = KeyedSubtask(operator, table, context, SystemClock())
+        subtask = KeyedSubtask(operator, table, context, Stopwatch(SystemClock()))
         self.output = list(subtask.process(KeyedRows(read if batches > 1 else data.rows, data.hashes)))
         part, _ = subtask.changes.take_part("lz4")
         local = local_run(subtask, f"batch {len(self.runs)}")
@@ -397,7 +398,7 @@ def test_no_batch_of_an_initial_state_is_left_out() -> None:
     assert [len(batch) for batch in initial.rows.to_batches()] == [40, 40, 40, 30]
     nothing = KeyedRows(pa.RecordBatch.from_pylist([], schema=pa.schema([])), np.zeros(0, np.uint64))
     context = BatchContext(0, 0, Moment(0, 0))
-    subtask = KeyedSubtask(operator.with_budget(SMALL).make(), RunsTable(), context, SystemClock())
+    subtask = KeyedSubtask(operator.with_budget(SMALL).make(), RunsTable(), context, Stopwatch(SystemClock()))
     assert sum(batch.num_rows for batch in subtask.process(nothing, initial)) == 0
     [texts] = contents_of_all(local_run(subtask, "loaded")).values()
     assert sorted(texts.values()) == sorted(text for _, text in rows)

@@ -5,22 +5,41 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+from msgspec.structs import replace
+
 from statelog.checkpoint.batch import AcceptedAck
-from statelog.checkpoint.commit import checkpoint_metrics
-from statelog.checkpoint.protocol import TaskId
+from statelog.checkpoint.checkpoint_metrics import checkpoint_metrics
+from statelog.checkpoint.protocol import TaskId, TaskTimes
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
-from statelog.metrics import CheckpointMetrics, Recorded
+from statelog.metrics import CheckpointMetrics, HotKey, HotKeyGroup, Recorded, StateMetrics, SubtaskMetrics
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import StateSchema, encode_schema
 from tests.acks import make_ack
+
+KEY = pa.schema([("id", pa.int64())])
 
 
 def ack(subtask: int, **more: Any) -> AcceptedAck:
     task = TaskId("query", "run", "op", "instance", 5, subtask, subtask)
-    return AcceptedAck(make_ack(task, b"sum", **more), b"")
+    return AcceptedAck(make_ack(task, b"sum", **more), b"", received_s=100.0 + subtask)
+
+
+def metrics_of(entry: Checkpoint, taken: list[AcceptedAck], measured: Recorded) -> CheckpointMetrics:
+    policy: Any = SimpleNamespace(schedule=SimpleNamespace(base_bytes=11, log_bytes=12))
+    inventory: Any = SimpleNamespace(retention=SimpleNamespace(size_bytes=13, needed_bytes=14))
+    return checkpoint_metrics(
+        entry, taken, policy, inventory, last_ack_s=102.0, durable_s=102.75, log_files=2, measured=measured
+    )
 
 
 def level(length: int) -> Level:
     return Level(0, 0, b"", b"", 0, 9, [StoredRun("", 0, length, b"", 1, 0, 9)])
+
+
+def _entry(states: list[StateSchema] | None = None) -> Checkpoint:
+    return Checkpoint(1, 5, 0, "query", "run", "op", 2, [], encode_schema(KEY), states or [], 9000, 8000, b"")
 
 
 def test_the_metrics_of_a_checkpoint_are_those_of_all_its_subtasks() -> None:
@@ -32,10 +51,8 @@ def test_the_metrics_of_a_checkpoint_are_those_of_all_its_subtasks() -> None:
         ack(1, length=1, rows=2, input_rows=8, late_rows=4, subtask_s=0.25, name="op/changes/2", parts=parts),
         ack(2, materialization_failure="no room", restore_s=1.0, restored_bytes=2),
     ]
-    policy: Any = SimpleNamespace(schedule=SimpleNamespace(base_bytes=11, log_bytes=12))
-    inventory: Any = SimpleNamespace(retention=SimpleNamespace(size_bytes=13, needed_bytes=14))
     measured = Recorded({"upload_requests": 3}, {})
-    found = checkpoint_metrics(entry, taken, policy, inventory, 0.75, 2, measured)
+    found = metrics_of(entry, taken, measured)
     assert found == CheckpointMetrics(
         query_id="query",
         uid="op",
@@ -59,5 +76,51 @@ def test_the_metrics_of_a_checkpoint_are_those_of_all_its_subtasks() -> None:
         needed_bytes=14,
         restore_s=2.0,
         restored_bytes=42,
+        encode_s=0.5,
+        wait_s=2.75,
         measured=measured,
+        subtasks=[
+            SubtaskMetrics(0, 50, 3, 30, restore_s=2.0, encode_s=0.5, wait_s=2.75),
+            SubtaskMetrics(1, 8, 13, 301, encode_s=0.25, wait_s=1.75),
+            SubtaskMetrics(2, 0, 0, 0, restore_s=1.0, wait_s=0.75),
+        ],
+        hot_keys=[],
+        hot_key_groups=[],
     )
+
+
+def test_a_subtask_waits_after_its_ack_until_the_checkpoint_is_durable() -> None:
+    taken = [ack(0), ack(1)]
+    times = TaskTimes(read_s=1.0, processor_s=2.0, encode_s=3.0, upload_s=4.0, wait_s=5.0)
+    taken[0].ack = replace(taken[0].ack, times=times)
+    found = metrics_of(_entry(), taken, Recorded())
+    first, second = found.subtasks
+    assert (first.read_s, first.processor_s, first.encode_s, first.upload_s, first.wait_s) == (1, 2, 3, 4, 7.75)
+    assert second.wait_s == 1.75
+    assert (found.read_s, found.wait_s, found.subtask_s) == (1.0, 7.75, 7.0)
+
+
+def test_the_size_of_a_state_leaves_out_deleted_ones() -> None:
+    taken = [ack(0), ack(1)]
+    taken[0].ack = replace(taken[0].ack, state_sizes={"count": (5, 50), "$1$count": (3, 30), "gone": (9, 90)})
+    taken[1].ack = replace(taken[1].ack, state_sizes={"$1$count": (4, 40)})
+    entry = replace(_entry(states=[StateSchema("count", "value", b"", b""), StateSchema("other", "value", b"", b"")]))
+    entry = replace(entry, generations={"count": 1})
+    found = metrics_of(entry, taken, Recorded())
+    assert found.states == {"count": StateMetrics(7, 70), "other": StateMetrics(0, 0)}
+    assert (found.state_rows, found.state_bytes) == (7, 70)
+
+
+def test_the_hottest_keys_are_those_of_all_subtasks() -> None:
+    codec = KeyCodec(KEY)
+    taken = [ack(0), ack(1)]
+    first = [(9, 1, codec.encode((1,))), (3, 2, b"")]
+    second = [(rows, 30_000, codec.encode((rows,))) for rows in range(20, 10, -1)]
+    taken[0].ack = replace(taken[0].ack, hot_keys=first, hot_key_groups=[(9, 1), (3, 2)])
+    taken[1].ack = replace(taken[1].ack, hot_keys=second, hot_key_groups=[(155, 30_000)])
+    found = metrics_of(_entry(), taken, Recorded())
+    assert found.hot_keys == [HotKey(rows, 30_000, (rows,)) for rows in range(20, 10, -1)]
+    assert found.hottest_key_rows == 20
+    assert found.hot_key_groups == [HotKeyGroup(155, 30_000), HotKeyGroup(9, 1), HotKeyGroup(3, 2)]
+    taken[1].ack = replace(taken[1].ack, hot_keys=[])
+    assert metrics_of(_entry(), taken, Recorded()).hot_keys == [HotKey(9, 1, (1,)), HotKey(3, 2, None)]

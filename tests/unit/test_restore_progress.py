@@ -252,7 +252,7 @@ def test_the_rest_of_a_restore_is_estimated(told: Told) -> None:
 def test_the_last_restore_is_kept(told: Told) -> None:
     kept = KeptMetrics(told)
     for batch, restored_bytes in [(0, 0), (1, 10), (2, 0)]:
-        numbers = dict.fromkeys(meanings(), 0) | {"restored_bytes": restored_bytes}
+        numbers: dict[str, Any] = dict.fromkeys(meanings(), 0) | {"restored_bytes": restored_bytes}
         kept.checkpoint(CheckpointMetrics("query", "op", batch, **numbers))
     assert kept.last_restore is not None
     assert kept.last_restore.batch == 1

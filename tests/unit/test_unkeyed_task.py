@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from statelog import CorruptionError, ErrorKind, Observer, OperatorContext, ProtocolError, Step
 from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, TaskTimes
 from statelog.checkpoint.redistribution import SnapshotSlice
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
+from statelog.local.snapshots import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.log.references import SegmentRef
 from statelog.metrics import Metric, Recorded
-from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
+from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from tests.model.operator_engine import Commands, JsonOutput, OperatorEngine, _to_rows
@@ -93,19 +94,34 @@ def test_a_snapshot_is_sent_up_to_the_limit_and_written_above_it(tmp_path: Path)
     assert len(set(sizes)) == 1
 
 
-def test_the_time_of_an_ack_is_that_since_the_processor_returned(engine: NotingEngine) -> None:
+def test_an_ack_says_where_the_time_went(engine: NotingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[tuple[Step, int, int, int]] = []
 
     class Slow(Observer):
         def step(self, step: Step, batch: int, subtask: int) -> None:
             steps.append((step, batch, subtask, len(engine.acks)))
-            engine.clock.advance(0.25)
+            engine.clock.advance(1000.0)
+
+    def slow(owner: type, name: str, seconds: float) -> None:
+        method = getattr(owner, name)
+
+        def later(self: Any, *arguments: Any) -> Any:
+            engine.clock.advance(seconds)
+            return method(self, *arguments)
+
+        monkeypatch.setattr(owner, name, later)
 
     engine.start(2, 0)
     engine.clock.advance(5000.0)
     engine.options = dataclasses.replace(engine.options, observer=Slow())
+    slow(UnkeyedSubtask, "process", 2.0)
+    slow(UnkeyedSubtask, "sections", 0.25)
+    slow(LocalSnapshots, "write", 0.5)
     add(engine, 0, "x", subtask=1)
-    assert engine.ack.subtask_s == pytest.approx(0.25)
+    assert engine.ack.times == TaskTimes(processor_s=2.0, encode_s=0.75)
+    assert engine.ack.subtask_s == 0.75
+    assert {name: rows for name, (rows, _) in engine.ack.state_sizes.items()}["items"] == 1
+    assert engine.ack.state_sizes["items"][1] > 0
     assert steps == [(Step.RESTORED, 0, 1, 0), (Step.ACKING, 0, 1, 0), (Step.ACKED, 0, 1, 1)]
 
 

@@ -22,6 +22,7 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.spark.keyed_spec import NO_ROWS
+from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, KeyEntries
 from statelog.testing.arguments import OperatorArguments, read_schema
@@ -103,7 +104,8 @@ class Stream:
         moment = Moment(0, watermark_ms, self.now_ms)
         context = BatchContext(1, self.batch, moment, timers_after_ms=self.now_ms)
         self.read.clear()
-        subtask = KeyedSubtask(self.query.operator.make(), Counting(self.runs, self.read), context, SystemClock())
+        table, stopwatch = Counting(self.runs, self.read), Stopwatch(SystemClock())
+        subtask = KeyedSubtask(self.query.operator.make(), table, context, stopwatch)
         found = [row for batch in subtask.process(read) for row in batch.column(batch.num_columns - 1).to_pylist()]
         sink = pa.BufferOutputStream()
         subtask.changes.write_local(sink)

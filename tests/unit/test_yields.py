@@ -28,6 +28,7 @@ from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedSubtask
 from statelog.runs.byte_slices import Budget
 from statelog.runs.times import Moment
+from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
 from statelog.testing.arguments import OperatorArguments, read_schema
@@ -262,7 +263,7 @@ def subtask_of(query: KeyedQuery, processor: Any = None, budget: Budget | None =
     operator = query.operator.with_budget(budget or Budget(slice_bytes=SLICE_BYTES)).make()
     if processor is not None:
         operator = replace(operator, processor=processor)
-    return KeyedSubtask(operator, RunsTable(), BatchContext(0, 0, Moment(5, 0)), SystemClock())
+    return KeyedSubtask(operator, RunsTable(), BatchContext(0, 0, Moment(5, 0)), Stopwatch(SystemClock()))
 
 
 class Counting(StatefulProcessor):
@@ -439,7 +440,7 @@ def test_an_error_in_reading_the_rows_of_a_key_names_this_key(failing: int, is_i
     source = KeyedInput([0], FailingInput(failing))
     operator = replace(query.operator.make(), processor=Loads(1), input=source, initial=source)
     rows, nothing = query.data([(key,) for key in range(5)]), query.data([])
-    subtask = KeyedSubtask(operator, RunsTable(), BatchContext(0, 0, Moment(5, 0)), SystemClock())
+    subtask = KeyedSubtask(operator, RunsTable(), BatchContext(0, 0, Moment(5, 0)), Stopwatch(SystemClock()))
     method = "handleInitialState" if is_initial else "handleInputRows"
     with pytest.raises(
         ProcessorError, match=rf"{method}\(\) failed for key \({failing},\): ValueError: at key {failing}"

@@ -25,6 +25,7 @@ from statelog.operators.keyed.columns import TimerColumns, ValueColumns
 from statelog.operators.keyed.indexing import IndexedRows
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import NO_TIME_MS, Moment, Ttl
+from statelog.shown import shown_key
 from statelog.tables.table import KeyBatch
 
 STATE: Final = "aggregates"
@@ -213,7 +214,7 @@ def key_named(codec: KeyCodec, keys: KeyBatch, owners: Int64s | None = None) -> 
     except (Overflow, ListTooLarge) as error:
         position = error.group if owners is None else int(owners[error.group])
         key = codec.decode(keys.keys[position].as_py())
-        raise ProcessorError(f"key {key!r}: {error.message}.", kind=error.kind, hint=error.hint) from error
+        raise ProcessorError(f"key {shown_key(key)}: {error.message}.", kind=error.kind, hint=error.hint) from error
 
 
 def _has_floats(kind: pa.DataType) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.use import LocalCache, in_use, is_turn_to_remove, remove_unused
 from statelog.metrics import Measurements, Step
 from statelog.options import Options
+from statelog.stopwatch import Part, Stopwatch
 from statelog.storage import Store
 from statelog.tables.open import MemoryTables
 
@@ -54,6 +56,11 @@ class Attempt:
     """Unique among all attempts."""
     measurements: Measurements = field(default_factory=Measurements)
 
+    @cached_property
+    def stopwatch(self) -> Stopwatch:
+        """Counts the time of the attempt."""
+        return Stopwatch(self.clock)
+
     @property
     def file_token(self) -> str:
         """Unique among the writers of local files; begins with the batch."""
@@ -73,7 +80,8 @@ class Attempt:
 
         None if the batch's stored checkpoint stays: then nothing is to be done.
         """
-        reply = self.call(Begin(self.task, self.partition, input_rows, time_ms), b"")
+        with self.stopwatch.counting(Part.WAIT):
+            reply = self.call(Begin(self.task, self.partition, input_rows, time_ms), b"")
         return None if isinstance(reply, Kept) else require_reply(reply, Begun, "begin")
 
     def step(self, step: Step) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from statelog.checkpoint.protocol import Ack
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level, SegmentRef
+from statelog.log_fields import get_logger
 from statelog.metrics import CheckpointMetrics
+from statelog.operators.watermark import WatermarkPolicy
 from statelog.runs import digests
+from statelog.runs.times import NO_TIME_MS
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,21 @@ class BatchTime:
     """Timers up to this watermark fire in the batch."""
     late_watermark_ms: int = 0
     """Watermark of the previous batch: rows up to it are late."""
+
+    def with_watermark_of(self, own: WatermarkPolicy | None, before: Checkpoint | None) -> BatchTime:
+        """Spark's times with the watermark of an operator: its own, or if it has none Spark's."""
+        if own is None:
+            # If the operator used to have its own watermark, Spark's may be behind it: stay until Spark's catches up.
+            least_ms = NO_TIME_MS if before is None else before.watermark_ms
+            return replace(
+                self,
+                watermark_ms=max(self.watermark_ms, least_ms),
+                late_watermark_ms=max(self.late_watermark_ms, least_ms),
+            )
+        if before is None:
+            return replace(self, watermark_ms=NO_TIME_MS, late_watermark_ms=NO_TIME_MS)
+        watermark_ms = own.advance(before.watermark_ms, before.max_event_ms)
+        return replace(self, watermark_ms=watermark_ms, late_watermark_ms=before.watermark_ms)
 
 
 @dataclass
@@ -46,6 +64,8 @@ class AcceptedAck:
     """The levels' runs without a name, until they are stored."""
     is_stored: bool = False
     """Whether an entry references the result."""
+    received_s: float = 0.0
+    """When it came, by the driver's monotonic clock."""
 
     @classmethod
     def of(cls, ack: Ack, payload: bytes, name: str) -> Self:

@@ -19,6 +19,7 @@ from statelog.log.references import SegmentRef
 from statelog.metrics import Measurements, Metric
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
+from statelog.stopwatch import Part
 from statelog.storage import Store
 
 
@@ -86,7 +87,7 @@ class PartsWriter:
         Raises StorageError if an upload has failed.
         """
         payload = self._last_part(input_rows)
-        self._uploads.finish()
+        self._finish_uploads()
         return Changeset(self._segments, payload)
 
     def _last_part(self, input_rows: int) -> bytes:
@@ -101,7 +102,10 @@ class PartsWriter:
     def _upload(self, data: bytes, rows: int, input_rows: int = 0) -> None:
         name = f"{self._begun.upload_prefix}/{self._attempt.file_token}-{len(self._segments)}.run"
         self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows, name))
-        self._uploads.add(name, data)
+        self._attempt.stopwatch.call(Part.UPLOAD, self._uploads.add, name, data)
+
+    def _finish_uploads(self) -> None:
+        self._attempt.stopwatch.call(Part.UPLOAD, self._uploads.finish)
 
     def _segment(self, checksum: bytes, length: int, rows: int, input_rows: int, name: str = "") -> SegmentRef:
         task = self._attempt.task
@@ -114,6 +118,8 @@ class ChangesetWriter(PartsWriter):
     def __init__(self, changes: BatchChanges, attempt: Attempt, begun: Begun) -> None:
         super().__init__(changes, attempt, begun)
         self._changes = changes
+        self.local_run: LocalRun | None = None
+        """The changes as the next batch finds them, once they are written."""
 
     def finish(self, local: LocalRuns, input_rows: int) -> Changeset:
         """Write the remaining changes, and the local run that the next batch starts from.
@@ -122,8 +128,9 @@ class ChangesetWriter(PartsWriter):
         """
         payload = self._last_part(input_rows)
         written = local.write_new(self._changes.write_local, self._attempt.file_token)
-        local.keep(written, self._local_run([segment.checksum for segment in self._segments]))
-        self._uploads.finish()
+        self.local_run = self._local_run([segment.checksum for segment in self._segments])
+        local.keep(written, self.local_run)
+        self._finish_uploads()
         return Changeset(self._segments, payload)
 
     def finish_local(self, local: LocalRuns, input_rows: int) -> tuple[LocalRun, Changeset]:
@@ -131,7 +138,7 @@ class ChangesetWriter(PartsWriter):
         written, rows = local.write_new(self._changes.write_local, self._attempt.file_token), self._changes.rows
         with pa.memory_map(str(written)) as mapped:
             checksum = digests.checksum(memoryview(mapped.read_buffer()))
-        local_run = self._local_run([checksum] if rows else [])
+        local_run = self.local_run = self._local_run([checksum] if rows else [])
         local.keep(written, local_run)
         return local_run, Changeset([self._segment(checksum, 0, rows, input_rows)], b"")
 

@@ -1,8 +1,7 @@
-"""Makes a log entry of the acks of a batch, and the metrics of the checkpoint."""
+"""Makes a log entry of the acks of a batch."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,17 +11,16 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.batch import AcceptedAck, Batch
 from statelog.checkpoint.garbage import Inventory
-from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.errors import StorageError
 from statelog.local.restore import read_segment
 from statelog.log.entry import Checkpoint, Settings
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
-from statelog.metrics import CheckpointMetrics, Recorded
+from statelog.log_fields import get_logger
 from statelog.runs.evolution import recorded_schema
 from statelog.runs.schema import StateSchema
 from statelog.storage import Store
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = get_logger(__name__)
 
 
 def compose(
@@ -162,45 +160,3 @@ def _place_bases(config: OperatorConfig, acks: list[AcceptedAck], payload: list[
         payload.append(accepted.levels_payload)
         bases.append(Base(subtask, config.parallelism, levels))
     return bases
-
-
-def checkpoint_metrics(
-    entry: Checkpoint,
-    acks: list[AcceptedAck],
-    policy: MaterializationPolicy,
-    inventory: Inventory,
-    commit_s: float,
-    log_files: int,
-    measured: Recorded,
-) -> CheckpointMetrics:
-    """Build the metrics of a durable checkpoint.
-
-    `commit_s` is the time from the last ack until the entry was durable, `log_files` the number of log files made for
-    it, `measured` the store requests since the previous checkpoint.
-    """
-    uploads = sum(len(accepted.ack.names) for accepted in acks)
-    return CheckpointMetrics(
-        query_id=entry.query_id,
-        uid=entry.uid,
-        batch=entry.batch,
-        revision=entry.revision,
-        parallelism=entry.parallelism,
-        input_rows=sum(accepted.ack.last.input_rows for accepted in acks),
-        late_rows=sum(accepted.ack.late_rows for accepted in acks),
-        watermark_ms=entry.watermark_ms,
-        changes=sum(accepted.ack.total_rows for accepted in acks),
-        changed_bytes=sum(accepted.ack.total_bytes for accepted in acks),
-        objects=uploads + log_files,
-        commit_s=commit_s,
-        subtask_s=max(accepted.ack.subtask_s for accepted in acks),
-        base_bytes=policy.schedule.base_bytes,
-        log_bytes=policy.schedule.log_bytes,
-        materialized=len(entry.bases),
-        materialized_bytes=sum(base.levels[-1].length for base in entry.bases),
-        materialization_failures=sum(bool(accepted.ack.materialization_failure) for accepted in acks),
-        stored_bytes=inventory.retention.size_bytes,
-        needed_bytes=inventory.retention.needed_bytes,
-        restore_s=max(accepted.ack.restore_s for accepted in acks),
-        restored_bytes=sum(accepted.ack.restored_bytes for accepted in acks),
-        measured=measured,
-    )

@@ -5,11 +5,9 @@ It knows nothing of Spark: a callable gives it the times of a batch, and tasks r
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from statelog.checkpoint.admission import (
     OperatorConfig,
@@ -20,7 +18,8 @@ from statelog.checkpoint.admission import (
     stale_task,
 )
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
-from statelog.checkpoint.commit import checkpoint_metrics, compose, generations_of, rewrite_snapshots
+from statelog.checkpoint.checkpoint_metrics import checkpoint_metrics
+from statelog.checkpoint.commit import compose, generations_of, rewrite_snapshots
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.history import History
 from statelog.checkpoint.kept_metrics import KeptMetrics
@@ -53,12 +52,12 @@ from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef, StoredRun
+from statelog.log_fields import get_logger
 from statelog.metrics import Measurements, RestoreMetrics, Step
 from statelog.options import Options
-from statelog.runs.times import NO_TIME_MS
 from statelog.storage import Store
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class Coordinator:
@@ -265,7 +264,10 @@ class Coordinator:
             # A second entry of the last batch, with another attempt's result, may or may not be in the log: only a
             # later entry of this start settles it.
             self._commit(current, self._clock.monotonic_s())
-        batch = Batch(task.batch, self._time_of(task.batch))
+        batch = Batch(
+            task.batch,
+            self._batch_time(task.batch).with_watermark_of(self._config.watermark, self.history.at(task.batch - 1)),
+        )
         if current is None:
             self._views = Views.of_first_batch(self._config, self.history, task.batch)
         else:
@@ -276,23 +278,6 @@ class Coordinator:
         if current is not None:
             self._inventory.remove_lost(current, self._policy.certain(current.lost))
         return batch
-
-    def _time_of(self, batch: int) -> BatchTime:
-        """The times of a batch: Spark's, with the operator's own watermark if it has one."""
-        time = self._batch_time(batch)
-        before = self.history.at(batch - 1)
-        if self._config.watermark is None:
-            # If the operator used to have its own watermark, Spark's may be behind it: stay until Spark's catches up.
-            least_ms = NO_TIME_MS if before is None else before.watermark_ms
-            return replace(
-                time,
-                watermark_ms=max(time.watermark_ms, least_ms),
-                late_watermark_ms=max(time.late_watermark_ms, least_ms),
-            )
-        if before is None:
-            return replace(time, watermark_ms=NO_TIME_MS, late_watermark_ms=NO_TIME_MS)
-        watermark_ms = self._config.watermark.advance(before.watermark_ms, before.max_event_ms)
-        return replace(time, watermark_ms=watermark_ms, late_watermark_ms=before.watermark_ms)
 
     def watermark_advances(self, batch: int) -> bool:
         """Whether the operator's own watermark after a batch is larger than in it."""
@@ -328,6 +313,7 @@ class Coordinator:
         """
         received_s = self._clock.monotonic_s()
         accepted = AcceptedAck.of(ack, payload, self._name)
+        accepted.received_s = received_s
         with self._lock:
             self._require_running()
             batch = self._require_begun(ack.task)
@@ -431,12 +417,17 @@ class Coordinator:
         self._inventory.add(batch.durable, base_map, sum(map(len, payload)))
         if self._config.has_keys:
             self._policy.committed(batch.durable, acks)
-        commit_s = self._clock.monotonic_s() - received_s
+        durable_s = self._clock.monotonic_s()
         self._options.observer.step(Step.DURABLE, batch.number, -1)
-        log_files = self._log.files_made - files_before
-        measured = self._measurements.take()
         batch.metrics = checkpoint_metrics(
-            batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured
+            batch.durable,
+            acks,
+            self._policy,
+            self._inventory,
+            last_ack_s=received_s,
+            durable_s=durable_s,
+            log_files=self._log.files_made - files_before,
+            measured=self._measurements.take(),
         )
         self.metrics.checkpoint(batch.metrics)
         self._slow.note(batch.metrics, [accepted.ack for accepted in acks])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -10,9 +9,10 @@ from typing import Final
 from statelog.errors import ErrorKind, StorageError
 from statelog.log.entry import Checkpoint
 from statelog.log.open import CHANGES_FOLDER, LOG_FOLDER
+from statelog.log_fields import get_logger, in_background
 from statelog.storage import Store
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _NEVER: Final = 1 << 63
 _SPARE_FAILURES: Final = 16
@@ -169,7 +169,7 @@ class Deleter:
             return
         with self._changed:
             if self._thread is None and (self._waiting or self._searches or self._is_due):
-                self._thread = threading.Thread(target=self._run, name="statelog-delete", daemon=True)
+                self._thread = threading.Thread(target=in_background(self._run), name="statelog-delete", daemon=True)
                 self._thread.start()
             self._changed.notify()
 

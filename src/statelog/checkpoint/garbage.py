@@ -6,7 +6,6 @@ start.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,11 +25,12 @@ from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
 from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER
 from statelog.log.references import Level, SegmentRef, StoredRun
+from statelog.log_fields import get_logger
 from statelog.options import Options
 from statelog.storage import Store
 from statelog.storage.links import is_link
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _ROUND_S: Final = 5.0
 """Seconds between two rounds of deletions in an object store, which charges for the list of pins."""

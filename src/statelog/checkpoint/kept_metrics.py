@@ -13,10 +13,12 @@ _KEPT: Final = 1000
 
 
 class KeptMetrics:
-    """Tells the observer of each checkpoint, and keeps its metrics without their samples."""
+    """Tells the observer of each checkpoint, and keeps its metrics: the newest whole, the others' numbers."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
+        self.newest: CheckpointMetrics | None = None
+        """Those of the newest checkpoint; None before the first one of this start."""
         self._recent: deque[CheckpointMetrics] = deque(maxlen=_KEPT)
         self.last_restore: CheckpointMetrics | None = None
         """The newest checkpoint whose subtasks had to fetch state."""
@@ -28,7 +30,8 @@ class KeptMetrics:
 
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
         """Note a durable checkpoint."""
-        kept = replace(metrics, measured=Recorded())
+        self.newest = metrics
+        kept = replace(metrics, measured=Recorded(), subtasks=(), states={}, hot_keys=(), hot_key_groups=())
         self._recent.append(kept)
         if kept.restored_bytes:
             self.last_restore = kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ import pyarrow as pa
 from statelog.checkpoint.attempt import Attempt, require_reply
 from statelog.checkpoint.changeset import Changeset, ChangesetWriter
 from statelog.checkpoint.progress import Restoring
-from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome
+from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome, TaskTimes
 from statelog.checkpoint.sample import SampledOperator
 from statelog.checkpoint.sampling import store_sample
 from statelog.local.materializer import Materialized, Materializer
@@ -24,6 +24,7 @@ from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.local.use import remove_other_parallelisms
 from statelog.metrics import Metric, Step
+from statelog.operators.keyed.hot_keys import hot_key_groups
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs.key_groups import HashRange, hash_range
@@ -31,6 +32,7 @@ from statelog.runs.merge import Garbage, choose_merge
 from statelog.runs.reader import Run
 from statelog.runs.schema import TimeDomain, stored_name
 from statelog.runs.times import Moment
+from statelog.stopwatch import Part
 from statelog.storage import Store
 from statelog.tables.open import open_rocksdb
 from statelog.tables.runs import RunsTable
@@ -133,24 +135,28 @@ class KeyedTask:
         begun = self.attempt.begin(len(read.rows.hashes), read.time_ms)
         if begun is None:
             return Acked()
-        clock, view = self.attempt.clock, self._view(begun)
-        with self.attempt.local_in_use():
+        attempt, view = self.attempt, self._view(begun)
+        with attempt.local_in_use():
             restoring = Restoring(self.attempt)
             runs = self._restore(view, restoring)
             maintenance = self._maintenance(view, [local_run for local_run, _ in runs])
             with self._table(view, runs, restoring) as (table, is_own):
-                subtask = KeyedSubtask(view.operator, table, self._context(view.begun), clock)
-                with ChangesetWriter(subtask.changes, self.attempt, view.begun) as writer:
+                subtask = KeyedSubtask(view.operator, table, self._context(view.begun), attempt.stopwatch)
+                with ChangesetWriter(subtask.changes, attempt, view.begun) as writer:
                     initial = _initial(view)
-                    last_output = yield from self._process(subtask, writer, read, initial)
-                    started_s = clock.monotonic_s()
-                    changeset, materialized = self._changeset(writer, maintenance, len(read.rows.hashes))
+                    with attempt.stopwatch.counting(Part.PROCESSOR):
+                        last_output = yield from self._process(subtask, writer, read, initial)
+                    with attempt.stopwatch.counting(Part.ENCODE):
+                        changeset, materialized = self._changeset(writer, maintenance, len(read.rows.hashes))
             # After the ack is sent, an entry may reference the attempt's objects even if we never see the reply. So
             # they are deleted only before it.
             done = materialized or Materialized([], "")
-            reply = self._ack(subtask, changeset, done, maintenance, restoring, started_s)
+            assert writer.local_run is not None
+            sizes = _state_sizes([*(run for _, run in runs), self._local.open(writer.local_run)])
+            hot_groups = hot_key_groups(read.rows.hashes)
+            reply = self._ack(subtask, changeset, done, maintenance, restoring, sizes, hot_groups)
             if self.sampled is not None:
-                store_sample(self.attempt, view.begun, self.sampled, read.rows, initial)
+                store_sample(attempt, view.begun, self.sampled, read.rows, initial)
             if last_output is not None:
                 yield last_output
             if materialized is None and is_own:
@@ -242,11 +248,14 @@ class KeyedTask:
     ) -> Generator[pa.RecordBatch, None, pa.RecordBatch | None]:
         """Yield the output but for its last batch, which is returned; offer the changes to the writer meanwhile."""
         last: pa.RecordBatch | None = None
+        stopwatch = self.attempt.stopwatch
         for output in subtask.process(read.rows, initial):
             if self.attempt.options.changelog:
-                writer.offer()
+                with stopwatch.counting(Part.ENCODE):
+                    writer.offer()
             if last is not None:
-                yield last
+                with stopwatch.counting(Part.WAIT):
+                    yield last
             last = output
         return last
 
@@ -269,14 +278,14 @@ class KeyedTask:
         materialized: Materialized,
         maintenance: Maintenance,
         restoring: Restoring,
-        started_s: float,
+        state_sizes: dict[str, tuple[int, int]],
+        hot_groups: list[tuple[int, int]],
     ) -> Acked:
         attempt = self.attempt
         attempt.step(Step.ACKING)
         ack = Ack(
             task=attempt.task,
             segments=changeset.segments,
-            subtask_s=subtask.flush_s + attempt.clock.monotonic_s() - started_s,
             late_rows=subtask.late_rows,
             max_event_ms=subtask.max_event_ms,
             timers_to_ms=subtask.timers_to_ms,
@@ -288,6 +297,10 @@ class KeyedTask:
             has_backlog=maintenance.has_backlog,
             restore_s=restoring.took_s,
             restored_bytes=restoring.known_bytes,
+            times=TaskTimes.of(attempt.stopwatch),
+            state_sizes=state_sizes,
+            hot_keys=_told(subtask.hot_keys.found, redacts=attempt.options.redact_keys),
+            hot_key_groups=hot_groups,
             adds_floats=self.operator.adds_floats,
         )
         reply = require_reply(attempt.call(ack, changeset.payload + materialized.payload), Acked, "an ack")
@@ -346,3 +359,17 @@ def read_initial(data: bytes) -> KeyedRows | None:
         return None
     *columns, hash_column = range(rows.num_columns)
     return KeyedRows(rows.select(columns), rows.column(hash_column).to_numpy().view(np.uint64))
+
+
+def _told(hot_keys: list[tuple[int, int, bytes]], *, redacts: bool) -> list[tuple[int, int, bytes]]:
+    return [(rows, group, b"") for rows, group, _ in hot_keys] if redacts else hot_keys
+
+
+def _state_sizes(runs: Iterable[Run]) -> dict[str, tuple[int, int]]:
+    """Rows and bytes of each state in some runs, by stored name."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for run in runs:
+        for name, section in run.sections.items():
+            rows, size_bytes = sizes.get(name, (0, 0))
+            sizes[name] = rows + section.rows, size_bytes + section.size_bytes
+    return sizes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from statelog.local.materializer import MaintenanceRequest
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level
+from statelog.log_fields import get_logger
 from statelog.options import Options
 
 
@@ -194,7 +194,7 @@ def _spread(name: str, subtask: int) -> float:
     return int.from_bytes(digest) / (1 << 32)
 
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = get_logger(__name__)
 
 
 class MaterializationPolicy:

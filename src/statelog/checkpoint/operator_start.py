@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,8 +15,9 @@ from statelog.errors import FencedError
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Entry
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import StoredRun
+from statelog.log_fields import get_logger
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = get_logger(__name__)
 
 
 @dataclass(frozen=True)

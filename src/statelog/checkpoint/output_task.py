@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from statelog.checkpoint.attempt import Attempt, require_reply
 from statelog.checkpoint.changeset import PartsWriter
-from statelog.checkpoint.protocol import Ack, Acked
+from statelog.checkpoint.protocol import Ack, Acked, TaskTimes
 from statelog.metrics import Step
+from statelog.stopwatch import Part
 
 _COLUMNS: Final = b"statelog columns"
 """Key of the user's columns in a stored schema's metadata."""
@@ -92,9 +93,8 @@ class OutputTask:
         if begun is None:
             return Acked()
         attempt.step(Step.RESTORED)
-        started_s = attempt.clock.monotonic_s()
         rows = StoredRows(self.columns)
-        with PartsWriter(rows, attempt, begun) as writer:
+        with attempt.stopwatch.counting(Part.ENCODE), PartsWriter(rows, attempt, begun) as writer:
             for batch in read.batches:
                 rows.add(batch)
                 writer.offer()
@@ -103,8 +103,8 @@ class OutputTask:
         ack = Ack(
             task=attempt.task,
             segments=stored.segments,
-            subtask_s=attempt.clock.monotonic_s() - started_s,
             measured=attempt.measurements.take(),
+            times=TaskTimes.of(attempt.stopwatch),
         )
         acked = require_reply(attempt.call(ack, stored.payload), Acked, "an ack")
         attempt.step(Step.ACKED)

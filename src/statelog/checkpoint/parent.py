@@ -6,7 +6,6 @@ branch needs none of them any more.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -16,12 +15,13 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import StandingPins
 from statelog.errors import CorruptionError, StatelogError
 from statelog.log.open import open_location
+from statelog.log_fields import get_logger
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
 from statelog.storage.links import is_link
 from statelog.storage.store import if_present
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _KIND: Final = "statelog parent"
 _VERSION: Final = 1

@@ -8,7 +8,6 @@ go. So whatever a pin that holds names is not deleted before the pin is removed 
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -23,11 +22,12 @@ from statelog.log.entry import INITIAL_BATCH, Checkpoint, FrameReader
 from statelog.log.numbered import base_name
 from statelog.log.open import LOG_FOLDER
 from statelog.log.references import BaseRange, SegmentRef, StoredRun
+from statelog.log_fields import get_logger
 from statelog.sealed import seal, unseal
 from statelog.storage import ObjectInfo, Store
 from statelog.storage.store import if_present
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 PINS_FOLDER: Final = "pins"
 """The folder of an operator's pins, in its own."""

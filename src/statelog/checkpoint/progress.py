@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass
 from typing import Final
@@ -13,9 +12,10 @@ from statelog.checkpoint.protocol import ReadProgress
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, StorageError
 from statelog.local.restore_plan import RestorePlan
+from statelog.log_fields import get_logger
 from statelog.metrics import Observer, RestoreProgress
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = get_logger(__name__)
 
 _INTERVAL_S: Final = 1.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
@@ -12,6 +13,7 @@ from statelog.local.restore_plan import RestorePlan
 from statelog.log.references import Level, SegmentRef
 from statelog.metrics import Recorded
 from statelog.runs.times import NO_TIME_MS
+from statelog.stopwatch import Part, Stopwatch
 
 
 class TaskId(msgspec.Struct, frozen=True):
@@ -120,6 +122,22 @@ class ReadProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Bytes to read in total, as far as known."""
 
 
+class TaskTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Where a task's time went, in seconds; :class:`statelog.metrics.SubtaskMetrics` has the meanings."""
+
+    read_s: float = 0.0
+    processor_s: float = 0.0
+    encode_s: float = 0.0
+    upload_s: float = 0.0
+    wait_s: float = 0.0
+    """Up to the ack."""
+
+    @classmethod
+    def of(cls, stopwatch: Stopwatch) -> Self:
+        """The times so far."""
+        return cls(**{part: stopwatch.spent_s(part) for part in Part})
+
+
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """A subtask has processed all its rows.
 
@@ -130,8 +148,6 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     task: TaskId
     segments: list[SegmentRef]
     """The changeset, at least one; all but the last are objects. A last one without a name is in the payload."""
-    subtask_s: float
-    """Time spent on the checkpoint since the processor returned, plus encoding before that."""
     late_rows: int = 0
     """Number of late rows, dropped or returned."""
     max_event_ms: list[int | None] = []
@@ -161,8 +177,20 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """Time from the reply to Begin until the state could be read."""
     restored_bytes: int = 0
     """Size of the fetched state, as stored."""
+    times: TaskTimes = TaskTimes()
+    state_sizes: dict[str, tuple[int, int]] = {}
+    """Rows and bytes of each state, by stored name."""
+    hot_keys: list[tuple[int, int, bytes]] = []
+    """Rows, key group and key of the keys with the most rows; the key is empty if it is not to be told."""
+    hot_key_groups: list[tuple[int, int]] = []
+    """Rows and key group."""
     adds_floats: bool = False
     """Whether another attempt may give other last digits."""
+
+    @property
+    def subtask_s(self) -> float:
+        """Time spent on the checkpoint, in seconds."""
+        return self.times.encode_s + self.times.upload_s
 
     @property
     def last(self) -> SegmentRef:

@@ -16,9 +16,10 @@ import msgspec
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
+from statelog.log_fields import get_logger
 from statelog.operators.unkeyed.states import OperatorStateMode
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = get_logger(__name__)
 
 LARGE_SNAPSHOT_BYTES: Final = 16 << 20
 """Above this size a subtask's operator state is larger than it was made for."""

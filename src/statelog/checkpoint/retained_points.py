@@ -14,9 +14,10 @@ from statelog.checkpoint.pins import PINS_FOLDER, has_expired, read_pin
 from statelog.clock import Clock
 from statelog.errors import PinExpiredError, StatelogError
 from statelog.log.entry import INITIAL_BATCH, Checkpoint
+from statelog.log_fields import get_logger
 from statelog.storage import Store
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 OWNER: Final = "retained_s"
 """The owner of these pins: the option that asks for them."""

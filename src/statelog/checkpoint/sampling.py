@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -11,10 +10,11 @@ from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.protocol import Begun
 from statelog.checkpoint.sample import Sample, SampledOperator, SampleHeader, encode_sample, sample_name
 from statelog.errors import StatelogError
+from statelog.log_fields import get_logger
 from statelog.operators.keyed.operator import KeyedRows
 from statelog.runs.byte_slices import size_of, to_batches
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 def store_sample(

@@ -6,7 +6,6 @@ converted, or is refused by name. No start silently continues with state that do
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,10 +13,11 @@ from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.log.entry import Checkpoint, Settings
+from statelog.log_fields import get_logger
 from statelog.runs.schema import StateSchema
 from statelog.runs.times import NO_TIME_MS
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = get_logger(__name__)
 
 
 CLOSED: Final = "closed_ms"

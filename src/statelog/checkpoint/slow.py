@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from statelog.checkpoint.protocol import Ack
+from statelog.log_fields import get_logger
 from statelog.metrics import CheckpointMetrics
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 SLOW_S: Final = 10.0
 """A checkpoint is slow if it takes this long in its slowest subtask and on the driver together."""

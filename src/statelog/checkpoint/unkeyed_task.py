@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from statelog.checkpoint.attempt import Attempt, require_reply
-from statelog.checkpoint.protocol import Ack, Acked, Begun
+from statelog.checkpoint.protocol import Ack, Acked, Begun, TaskTimes
 from statelog.checkpoint.redistribution import SnapshotView
 from statelog.errors import CorruptionError, ErrorKind, ProtocolError
 from statelog.local.restore import read_segment
@@ -21,6 +21,7 @@ from statelog.operators.unkeyed.snapshot import Elements, Snapshot, StateElement
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
 from statelog.runs import digests
+from statelog.stopwatch import Part
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,12 @@ class UnkeyedTask:
             )
             subtask = UnkeyedSubtask(self.operator, stored, context)
             held: pa.RecordBatch | None = None
-            for output in subtask.process(read):
-                if held is not None:
-                    yield held
-                held = output
+            with attempt.stopwatch.counting(Part.PROCESSOR):
+                for output in subtask.process(read):
+                    if held is not None:
+                        with attempt.stopwatch.counting(Part.WAIT):
+                            yield held
+                    held = output
             reply = self._ack(begun, view, stored, subtask, read.count)
             if held is not None:
                 yield held
@@ -110,14 +113,14 @@ class UnkeyedTask:
         input_rows: int,
     ) -> Acked:
         attempt, task = self.attempt, self.attempt.task
-        started_s = attempt.clock.monotonic_s()
         before = view.snapshots[0].checksum if view.slices is None else None
         if before is not None and not subtask.is_changed:
             sections, data, checksum = [parts[0].section for parts in stored.values()], b"", before
         else:
-            sections = subtask.sections()
-            data = encode_snapshot(sections)
-            checksum = digests.checksum(data)
+            with attempt.stopwatch.counting(Part.ENCODE):
+                sections = subtask.sections()
+                data = encode_snapshot(sections)
+                checksum = digests.checksum(data)
         is_unchanged = checksum == before
         name = "" if is_unchanged else self._store_snapshot(begun, checksum, data)
         self._local.sweep([checksum] if before is None else [before, checksum], task.batch)
@@ -126,11 +129,12 @@ class UnkeyedTask:
         ack = Ack(
             task=task,
             segments=[SegmentRef(task.subtask, task.attempt, checksum, 0, length, rows, input_rows, name)],
-            subtask_s=attempt.clock.monotonic_s() - started_s,
             is_unchanged=is_unchanged,
             element_counts={section.state.name: section.count for section in sections},
             broadcast_checksums={section.state.name: section.checksum for section in sections if _is_copy(section)},
             measured=attempt.measurements.take(),
+            times=TaskTimes.of(attempt.stopwatch),
+            state_sizes={section.state.name: (section.count, len(section.data)) for section in sections},
         )
         reply = require_reply(attempt.call(ack, b"" if is_unchanged or name else data), Acked, "an ack")
         attempt.step(Step.ACKED)
@@ -141,11 +145,14 @@ class UnkeyedTask:
 
         Returns its name in the store; empty if it is sent with the ack.
         """
-        self._local.write(checksum, data, self.attempt.task.batch, self.attempt.token)
+        stopwatch = self.attempt.stopwatch
+        with stopwatch.counting(Part.ENCODE):
+            self._local.write(checksum, data, self.attempt.task.batch, self.attempt.token)
         if len(data) <= begun.inline_bytes:
             return ""
         name = f"{begun.upload_prefix}/{self.attempt.file_token}.snapshot"
-        self.attempt.open_store(begun.store).put(name, data)
+        with stopwatch.counting(Part.UPLOAD):
+            self.attempt.open_store(begun.store).put(name, data)
         return name
 
 

@@ -19,6 +19,7 @@ from statelog.errors import ConfigurationWarning, ErrorKind, ProcessorError
 from statelog.operators.keyed.outputs import NoRow
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge
 from statelog.runs.values import MISFITS, FieldCodec
+from statelog.shown import shown_value
 from statelog.time_zones import instants
 
 
@@ -108,7 +109,7 @@ class RowOutput:
 
     def _misfit(self, row: Any, owner: str) -> ProcessorError:
         names = f"({', '.join(self._names)})"
-        returned = f"{owner} returned {_shown(row)}, which"
+        returned = f"{owner} returned {shown_value(row)}, which"
         if not isinstance(row, tuple):
             error = ProcessorError if _is_whole(row) else NoRow
             return error(f"{returned} is no row.", kind=ErrorKind.OUTPUT_MISMATCH, hint=_way_to_a_row(row, names))
@@ -182,7 +183,7 @@ class FrameOutput:
         if not _is_frame(frame):
             error = ProcessorError if _is_whole(frame) else NoRow
             raise error(
-                f"{owner_of(index)} returned {_shown(frame)}, not a pandas DataFrame.",
+                f"{owner_of(index)} returned {shown_value(frame)}, not a pandas DataFrame.",
                 kind=ErrorKind.OUTPUT_MISMATCH,
                 hint="Yield pandas DataFrames, or use transformWithState, which takes rows.",
             )
@@ -304,12 +305,6 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, (tuple, list, Mapping)) or hasattr(value, "iloc")
 
 
-def _shown(value: Any) -> str:
-    """A value for messages, on one line."""
-    text = " ".join(repr(value).split())
-    return f"{type(value).__name__} {text:.80}"
-
-
 def _way_to_a_row(value: Any, names: str) -> str:
     if isinstance(value, Mapping):
         return f"Yield Row(**values) of a dict with the names {names}."
@@ -351,7 +346,7 @@ def _column(
         for index, value in enumerate(values, first):
             if (reason := field.misfit(value)) is not None:
                 raise ProcessorError(
-                    f"{owner_of(index)} returned {type(value).__name__} {value!r:.80} for output column"
+                    f"{owner_of(index)} returned {shown_value(value)} for output column"
                     f" '{field.name}' of type {field.declared}: {reason}.",
                     kind=ErrorKind.OUTPUT_MISMATCH,
                     hint="Convert the value, or declare the column with another type.",

@@ -46,6 +46,7 @@ from pyspark.sql.types import (
 
 from statelog.convert.local_times import only_readable, plain_or_readable, to_utc
 from statelog.convert.newer_types import TimeType
+from statelog.shown import shown_value
 
 Convert = Callable[[Any], Any]
 
@@ -406,7 +407,7 @@ def _struct(names: list[str], converts: list[Convert]) -> Convert:
             try:
                 stored[name] = one(item)
             except (TypeError, ValueError, ArithmeticError) as error:
-                raise type(error)(f"field '{name}' has {type(item).__name__} {item!r:.80}: {error}") from error
+                raise type(error)(f"field '{name}' has {shown_value(item)}: {error}") from error
         return stored
 
     return convert

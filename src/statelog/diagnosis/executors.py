@@ -18,7 +18,7 @@ from statelog.diagnosis.finding import DRIVER, Finding, Place
 from statelog.diagnosis.limited import START_CHECKS, Check, Findings, run_limited
 from statelog.diagnosis.location import Marks
 from statelog.diagnosis.versions import Installed, package_findings, requirements
-from statelog.spark import internals
+from statelog.spark import executor_internals
 
 CHECK: Final = "executors"
 
@@ -86,11 +86,11 @@ class Executors:
         reports = Reports(run_limited([first], START_CHECKS * timeout_s))
         if reports.findings:
             return reports
-        ids = internals.executors(self._session)
+        ids = executor_internals.executors(self._session)
         chosen = ids[:_MOST]
         difference: Exception | None = None
         try:
-            places, numbers = self._places(chosen), internals.numbers_on(self._session, chosen)
+            places, numbers = self._places(chosen), executor_internals.numbers_on(self._session, chosen)
         except Exception as error:
             difference, places = error, [Place("executor", "")] * max(len(chosen), 1)
             numbers = self._context.parallelize(range(len(places)), len(places))
@@ -109,7 +109,7 @@ class Executors:
     def _places(self, executors: Sequence[str]) -> list[Place]:
         if not executors:
             return [Place(f"executor {DRIVER}", self._driver.host)]  # a local master's
-        hosts = internals.executor_hosts(self._session)
+        hosts = executor_internals.executor_hosts(self._session)
         return [Place(f"executor {one}", hosts.get(one, "")) for one in executors]
 
     def _check(self, place: Place, name: str, run: Callable[[], Findings], stuck: str) -> Check:
@@ -127,7 +127,7 @@ class Executors:
         self._session.range(0, tasks, 1, tasks).count()
         wanted = int(self._context.getConf().get("spark.executor.instances", "0") or 0)
         for _ in range(round(_START_S / _POLL_S)):
-            if not 0 < len(internals.executors(self._session)) < wanted:
+            if not 0 < len(executor_internals.executors(self._session)) < wanted:
                 break
             time.sleep(_POLL_S)
         yield from ()
@@ -149,7 +149,7 @@ class Executors:
         host = str(report["installed"]["host"])
         try:
             for _ in range(round(_TOLD_S / _POLL_S)):
-                found = internals.executor_of(self._session, report["stage"], report["task"])
+                found = executor_internals.executor_of(self._session, report["stage"], report["task"])
                 if found is not None:
                     return Place(f"executor {found[0]}", host)
                 time.sleep(_POLL_S)

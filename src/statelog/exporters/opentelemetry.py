@@ -60,9 +60,13 @@ def _unit(meaning: Meaning) -> str:
 
 
 def _reader(api: ModuleType, totals: Totals, name: str) -> Callable[[Any], Iterable[Any]]:
+    per = exported()[name].per
+
     def read(options: Any) -> Iterable[Any]:
         for reading in totals.read()[name]:
             attributes = {"statelog.operator": reading.uid, "statelog.query": reading.query_id}
+            if per:
+                attributes[f"statelog.{per}"] = reading.part
             yield api.Observation(reading.value, attributes)
 
     return read

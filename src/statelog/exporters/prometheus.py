@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import accumulate
 from types import ModuleType
 from typing import Any, Final
 
 from statelog.errors import ConfigurationError
-from statelog.exporters.totals import Totals, exported, optional_library, process_totals
+from statelog.exporters.totals import Distribution, Totals, distributions, exported, optional_library, process_totals
 from statelog.metrics import Meaning
 
 _LABELS: Final = ("operator", "query")
@@ -124,10 +125,26 @@ def _collector(client: ModuleType, totals: Totals) -> Any:
             for name, readings in totals.read().items():
                 meaning = exported()[name]
                 kind = client.core.CounterMetricFamily if meaning.adds_up else client.core.GaugeMetricFamily
-                family = kind(prometheus_name(name, meaning), meaning.text, labels=_LABELS)
+                labels = [*_LABELS, meaning.per] if meaning.per else _LABELS
+                family = kind(prometheus_name(name, meaning), meaning.text, labels=labels)
                 for reading in readings:
                     value = reading.value / 1000 if meaning.unit == "milliseconds" else reading.value
-                    family.add_metric([reading.uid, reading.query_id], value)
+                    part = [reading.part] if meaning.per else []
+                    family.add_metric([reading.uid, reading.query_id, *part], value)
+                yield family
+            for name, found in totals.read_distributions().items():
+                meaning = distributions()[name]
+                histogram = client.core.HistogramMetricFamily
+                family = histogram(prometheus_name(name, meaning), meaning.text, labels=_LABELS)
+                for one in found:
+                    buckets = _buckets(one.distribution)
+                    family.add_metric([one.uid, one.query_id], buckets, one.distribution.total)
                 yield family
 
     return Collector()
+
+
+def _buckets(distribution: Distribution) -> list[tuple[str, int]]:
+    """The bound of each bucket, and the number of samples up to it."""
+    bounds = [f"{bound:g}" for bound in distribution.bounds] + ["+Inf"]
+    return list(zip(bounds, accumulate(distribution.counts), strict=True))

@@ -7,7 +7,6 @@ folder beside the local runs; a job that is lost is begun again.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from statelog.errors import StatelogError
 from statelog.files import write_file
 from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns
 from statelog.log.references import Level, StoredRun
+from statelog.log_fields import get_logger
 from statelog.runs import digests
 from statelog.runs.format import Footer
 from statelog.runs.key_groups import HashRange
@@ -31,7 +31,7 @@ from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWrite
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _STATE: Final = "job.json"
 _KIND: Final = "materialization job"

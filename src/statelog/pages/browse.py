@@ -16,6 +16,7 @@ from statelog.reading.read import read_state
 from statelog.reading.savepoint import open_operator
 from statelog.reading.source import parse_at
 from statelog.runs.schema import decode_schema
+from statelog.shown import REDACTED
 from statelog.texts import time_text
 
 ROWS: Final = 100
@@ -23,8 +24,6 @@ _CHARACTERS: Final = 300
 _TIMES: Final = frozenset({"batch_time_ms", "expires_ms", "time_ms"})
 _NEUTRAL: Final = frozenset({"batch", "batch_time_ms", "expires_ms", "operation", "position", "subtask", "time_ms"})
 """Columns that have neither keys nor values."""
-REDACTED: Final = "\N{BULLET}\N{BULLET}\N{BULLET}"
-"""Stands for a key or a value that is not shown."""
 
 
 @dataclass(frozen=True)

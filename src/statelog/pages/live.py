@@ -31,6 +31,8 @@ class LiveOperator:
     """The newest checkpoint whose subtasks had to fetch state."""
     restore: Restore | None = None
     """As reported by subtasks that restore for more than a second."""
+    newest: CheckpointMetrics | None = None
+    """The latest metrics, with subtasks, states and hot keys."""
 
     @property
     def restoring(self) -> Restore | None:
@@ -46,6 +48,8 @@ class Watched:
 
     locations: Sequence[str]
     operators: Sequence[LiveOperator] = ()
+    redacts_keys: bool = False
+    """Whether an operator asks for that."""
 
 
 def watch(query: StreamingQuery | str | Path) -> Callable[[], Watched]:
@@ -66,7 +70,8 @@ def watch(query: StreamingQuery | str | Path) -> Callable[[], Watched]:
             hint="Pass what start() has returned, or the query's checkpointLocation.",
         )
     locations = list(dict.fromkeys(one.location for one in planned))
-    return lambda: Watched(locations, [_live(one, endpoint.running_operator(one)) for one in planned])
+    redacts_keys = any(one.redacts_keys for one in planned)
+    return lambda: Watched(locations, [_live(one, endpoint.running_operator(one)) for one in planned], redacts_keys)
 
 
 def _live(planned: PlannedOperator, running: RunningOperator | None) -> LiveOperator:
@@ -78,6 +83,7 @@ def _live(planned: PlannedOperator, running: RunningOperator | None) -> LiveOper
         parallelism=planned.parallelism,
         has_begun=True,
         metrics=coordinator.metrics.recent,
+        newest=coordinator.metrics.newest,
         last_restore=coordinator.metrics.last_restore,
         restore=coordinator.restoring.latest,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from statelog.log.entry import Claim
-from statelog.metrics import CheckpointMetrics
+from statelog.metrics import CheckpointMetrics, SubtaskMetrics
 from statelog.pages.charts import Chart, Column, Lane, Mark, Timeline, bar_chart, timeline
 from statelog.pages.operator_model import CheckpointRow, OperatorModel, SubtaskRow
 from statelog.pages.series import BINS, binned
@@ -87,14 +87,37 @@ def _measured_amplification(metrics: CheckpointMetrics) -> float | None:
     return metrics.stored_bytes / metrics.needed_bytes if metrics.needed_bytes else None
 
 
+_TIMES: Final[dict[str, Callable[[SubtaskMetrics], float]]] = {
+    "reading state": lambda subtask: subtask.restore_s + subtask.read_s,
+    "processor": lambda subtask: subtask.processor_s,
+    "encoding": lambda subtask: subtask.encode_s,
+    "uploading": lambda subtask: subtask.upload_s,
+    "waiting": lambda subtask: subtask.wait_s,
+}
+
+
 def subtask_charts(one: OperatorModel) -> list[Chart]:
     """The charts over the subtasks."""
     if not one.subtasks:
         return []
+    newest = None if one.live is None else one.live.newest
+    times = (
+        []
+        if newest is None
+        else [
+            bar_chart(
+                f"Time in batch {newest.batch}",
+                _columns(newest.subtasks, lambda subtask: str(subtask.subtask), list(_TIMES.values())),
+                seconds_text,
+                legend=list(_TIMES),
+            )
+        ]
+    )
     note = (
         "" if len(one.subtasks) <= BINS else f"the largest of up to {math.ceil(len(one.subtasks) / BINS)} subtasks each"
     )
     return [
+        *times,
         bar_chart("State", _columns(one.subtasks, _subtask, [lambda row: row.state_bytes]), bytes_text, note=note),
         bar_chart(
             f"Input rows, {_batches(one.recent)}",

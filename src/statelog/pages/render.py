@@ -28,6 +28,7 @@ from statelog.pages.operator_charts import (
 )
 from statelog.pages.operator_model import CheckpointRow, OperatorModel
 from statelog.reading.pinning import PinInfo
+from statelog.shown import REDACTED
 from statelog.texts import size_text, time_text
 
 _GROUP: Final = 50
@@ -81,11 +82,14 @@ def view_of(one: OperatorModel, place: int, *, is_live: bool) -> OperatorView:
     )
 
 
-def render(page: PageModel, *, is_live: bool = False) -> str:
-    """The page as one HTML document, which needs no other file; a live one loads itself again."""
+def render(page: PageModel, *, is_live: bool = False, redacts: bool = False) -> str:
+    """The page as one HTML document, which needs no other file; a live one loads itself again.
+
+    If it redacts, dots stand for keys.
+    """
     views = [view_of(one, place, is_live=is_live) for place, one in enumerate(page.operators)]
     refresh_s = (_REFRESH_UNDERWAY_S if page.is_underway else _REFRESH_S) if is_live else None
-    return _filled("page.html", page=page, views=views, title=page.location, refresh_s=refresh_s)
+    return _filled("page.html", page=page, views=views, title=page.location, refresh_s=refresh_s, redacts=redacts)
 
 
 def checkpoints_html(page: PageModel, uid: str, newest: str) -> str:
@@ -156,6 +160,7 @@ def _environment() -> Environment:
         "number": lambda value: _UNKNOWN if value is None else f"{value:,}",
         "ratio": lambda value: _UNKNOWN if value is None else ratio_text(value),
         "seconds": seconds_text,
+        "key": lambda key, redacts: REDACTED if redacts or key is None else ", ".join(map(str, key)),
         "count": lambda value, noun: f"{value:,} {noun}{'' if value == 1 else 's'}",
     }
     return environment

@@ -100,7 +100,7 @@ class App:
             cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
             return HTTPStatus.SEE_OTHER, [("Location", "/"), ("Set-Cookie", cookie)], ""
         if path == "/" and method in ("GET", "HEAD"):
-            return self._guarded(lambda: render(self.read(), is_live=True))
+            return self._guarded(lambda: render(self.read(), is_live=True, redacts=self._redacts))
         if path == "/checkpoints" and method in ("GET", "HEAD"):
             query = {name: values[0] for name, values in parse_qs(environment.get("QUERY_STRING", "")).items()}
             return self._guarded(

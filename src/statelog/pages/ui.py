@@ -37,7 +37,8 @@ def ui(
     port : int
         The port; 0 for a free one.
     redact_keys : bool
-        Whether keys and values are replaced by dots.
+        Whether keys and values are replaced by dots; they are in any case if an operator of the query has the option of
+        that name.
     savepoints : sequence of str or Path
         Folders with savepoints, as in :func:`report`.
 
@@ -61,4 +62,5 @@ def ui(
     from statelog.pages.server import serve
 
     folders = SavepointFolders([str(folder) for folder in savepoints])
-    return serve(watch(query), folders, host=host, port=port, redact_keys=redact_keys)
+    look = watch(query)
+    return serve(look, folders, host=host, port=port, redact_keys=redact_keys or look().redacts_keys)

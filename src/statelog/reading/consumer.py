@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 from collections.abc import Iterator
@@ -17,13 +16,14 @@ from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError, Stat
 from statelog.local.restore_plan import RestorePlan
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_location, open_log
+from statelog.log_fields import get_logger
 from statelog.options import Options
 from statelog.reading.changes import SubtaskChanges, change_table, first_with_before
 from statelog.reading.source import Source, open_source
 from statelog.runs import digests
 from statelog.storage.store import if_present
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 OWNER: Final = "spark.readStream"
 """Begins the owner of a consumer's pin; its name follows."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.runs.byte_slices import to_array
 from statelog.runs.column_values import ColumnValues, MapsAsDicts
+from statelog.shown import shown_value
 
 MISFITS: Final = (pa.ArrowException, TypeError, ValueError, ArithmeticError, AttributeError)
 """Errors of a value that does not fit its field; converters call methods of values of any class."""
@@ -154,7 +155,7 @@ class RowCodec:
             count = f" of {len(row)} values" if isinstance(row, (tuple, list)) else ""
             hint = "A single value is wrapped as (value,)." if len(self.fields) == 1 else "Give a value for each field."
             raise ProcessorError(
-                f"{self.subject} takes a tuple of {len(self.fields)} ({names}), not {_shown(row)}{count}.",
+                f"{self.subject} takes a tuple of {len(self.fields)} ({names}), not {shown_value(row)}{count}.",
                 kind=ErrorKind.VALUE_MISMATCH,
                 hint=hint,
             )
@@ -218,7 +219,7 @@ class RowCodec:
 
     def _misfit(self, field: FieldCodec, value: Any, error: Exception, owner: str = "") -> ProcessorError:
         return ProcessorError(
-            f"{self.subject}{owner}: {_shown(value)} does not fit field '{field.name}' of type"
+            f"{self.subject}{owner}: {shown_value(value)} does not fit field '{field.name}' of type"
             f" {field.declared or field.type}: {error}.",
             kind=ErrorKind.VALUE_MISMATCH,
             hint="Convert the value, or declare the field with another type.",
@@ -284,8 +285,3 @@ def _copied_map(copy: Convert, value: dict[Any, Any]) -> dict[Any, Any]:
 
 def _each(copy: Convert, values: Iterable[Any]) -> list[Any]:
     return [None if value is None else copy(value) for value in values]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.query_operators import BatchOperators, OperatorLog, QueryLogs
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.log_fields import get_logger
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)

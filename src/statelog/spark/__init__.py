@@ -8,8 +8,8 @@ The life of an operator:
    `states`. `keyed_plan` and `unkeyed_plan` make the output DataFrame and an `operator_plan` for the driver. They share
    `plan`, which gives each row its subtask and adds the `clock_source` for batches without data. `placement` ties
    subtasks to executors.
-2. Start: Spark calls the `endpoint` before the first batch. It adapts the query's settings (`adaptive`), places the
-   subtasks, and stores `initial` state.
+2. Start: Spark calls the `endpoint` before the first batch. It adapts the query's settings (`adaptive`), warns of a
+   sink that would leave batches out (`file_sinks`), places the subtasks, and stores `initial` state.
 3. Batch: Spark calls a spec for each subtask (`keyed_spec` or `unkeyed_spec`), which runs a task of package checkpoint.
    `worker` has what both share, and keeps connections, stores and tables for later tasks. The task calls the driver
    through `rpc`; the endpoint passes the call to the operator's coordinator, which the first call opens.
@@ -27,5 +27,5 @@ Words of this package:
 - stranger: a connection that has not yet proved that it knows the endpoint's secret.
 
 May import savepoint and all packages below, but not windows, streams or testing. Only this package and streams touch a
-Spark session, and `internals` collects the uses of Spark's private parts.
+Spark session; `internals` and `executor_internals` collect the uses of Spark's private parts.
 """

@@ -10,15 +10,15 @@ process over one socket and take each other's answers (Spark 4.3.0), so the quer
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.log_fields import get_logger
 from statelog.spark import internals
 from statelog.spark.clock_source import CLOCK_SOURCE
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 _EXCLUDED_RULES: Final = "spark.sql.adaptive.optimizer.excludedRules"

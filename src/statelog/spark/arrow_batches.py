@@ -7,7 +7,6 @@ that limit before the number of rows does; without the limit nothing is added up
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Final
 
@@ -26,9 +25,10 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
+from statelog.log_fields import get_logger
 from statelog.spark import internals
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT: Final = str((1 << 31) - 1)

@@ -6,17 +6,17 @@ whose clock comes or goes could not continue, although the clock has no rows tha
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from statelog.log_fields import get_logger
 from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, SparkCheckpoint
 from statelog.savepoints.spark_logs import BatchOffsets
 from statelog.storage.store import if_present
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = get_logger(__name__)
 
 _ASIDE: Final = "statelog-replaced"
 """Folder for copies of the files that are replaced; Spark ignores folders whose names it does not know."""

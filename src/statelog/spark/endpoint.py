@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
@@ -32,6 +31,7 @@ from statelog.log.open import (
     operator_folder,
 )
 from statelog.log.references import StoredRun
+from statelog.log_fields import LogFields, get_logger, in_background, log_fields
 from statelog.metrics import Measurements
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
@@ -40,6 +40,7 @@ from statelog.spark.checkpoint_location import open_checkpoint, state_home
 from statelog.spark.clock_offsets import fit_clock_offsets
 from statelog.spark.clock_source import CLOCK_SOURCE
 from statelog.spark.encryption import encrypts_traffic
+from statelog.spark.file_sinks import check_file_sink
 from statelog.spark.initial import InitialPlace, store_rows, store_tables
 from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
@@ -49,7 +50,7 @@ from statelog.spark.rpc_tls import TlsIdentity, new_identity
 from statelog.storage import LocalStore
 from statelog.storage.probe import check_put_if_absent
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class PlannedOperator:
     uid: str
     location: str
     parallelism: int
+    redacts_keys: bool
     query_id: str
     run_id: str
 
@@ -142,6 +144,7 @@ class Endpoint:
             _fit_clock(session, query)
             restrain_adaptive_execution(query)
             lift_byte_limit(session, query)
+            check_file_sink(session, query)
             for plan in plans:
                 if plan.placement is not None:
                     plan.placement.keep_during(query)
@@ -180,7 +183,15 @@ class Endpoint:
         """All operators of a query."""
         query_id, run_id = str(query.id), str(query.runId)
         return [
-            PlannedOperator(plan.session, plan.uid, _location(plan, query), plan.parallelism, query_id, run_id)
+            PlannedOperator(
+                plan.session,
+                plan.uid,
+                _location(plan, query),
+                plan.parallelism,
+                plan.options.redact_keys,
+                query_id,
+                run_id,
+            )
             for plan in self._plans_of(query)
         ]
 
@@ -220,7 +231,9 @@ class Endpoint:
             return Ticked(self._clocks.needs_batch(request))
         if isinstance(request, Ping):
             return Pinged(self._clock.now_s())
-        return self._coordinator(request.task).handle(request, payload)
+        task = request.task
+        with log_fields(LogFields(task.uid, task.batch, task.subtask)):
+            return self._coordinator(task).handle(request, payload)
 
     def _coordinator(self, task: TaskId) -> Coordinator:
         with self._lock:
@@ -332,7 +345,7 @@ class Endpoint:
             process_totals().end(totals)
             coordinator.close()
 
-        threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()
+        threading.Thread(target=in_background(wait), name=f"statelog-end-{query.id}", daemon=True).start()
 
 
 def _has_output(history: History, query: StreamingQuery, batch: int, session: SparkSession) -> bool:

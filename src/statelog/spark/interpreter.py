@@ -7,7 +7,6 @@ interpreters on other machines; there the first task finds out.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -19,9 +18,10 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.log_fields import get_logger
 from statelog.spark import internals
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _NEEDED: Final = ("statelog", "lazy_loader", "msgspec", "numpy", "pandas", "pyarrow", "xxhash")
 _TIMEOUT_S: Final = 30

@@ -27,6 +27,7 @@ from statelog.runs.keys import KeyCodec
 from statelog.runs.times import Moment
 from statelog.spark.states import KeyedStateDeclaration, bind_states
 from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN, TaskSpec
+from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
 
 INITIAL_COLUMN: Final = "__statelog_initial"
@@ -132,7 +133,7 @@ class KeyedSpec(TaskSpec):
                 rows = rows.filter(pc.invert(is_initial))
             read = _keyed_rows(rows, "c", self.columns)
         context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, self.codecs.batch_watermark_ms))
-        return KeyedSubtask(self.operator(), RunsTable(), context, clock).process(read, initial)
+        return KeyedSubtask(self.operator(), RunsTable(), context, Stopwatch(clock)).process(read, initial)
 
 
 def _keyed_rows(rows: pa.Table, prefix: str, columns: list[str]) -> KeyedRows:

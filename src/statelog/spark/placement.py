@@ -8,7 +8,6 @@ it runs their subtasks next.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.log_fields import get_logger
 from statelog.options import Options
-from statelog.spark import internals
+from statelog.spark import executor_internals, internals
 from statelog.spark.shuffle import label_of
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _REDUCE_LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"
 _SETTINGS: Final = {
@@ -126,7 +126,7 @@ class Placement:
 
     def places(self) -> list[str | None]:
         """The executor of each subtask while a query runs; None for a subtask that has none yet."""
-        return internals.cached_partitions(self._table, self._parallelism)
+        return executor_internals.cached_partitions(self._table, self._parallelism)
 
     def keep_during(self, query: StreamingQuery) -> None:
         """Place the subtasks for a query that is about to start, and keep them placed until it ends."""
@@ -173,7 +173,7 @@ class Placement:
             # The tasks of a running batch would occupy the places that subtasks move to, so subtasks move between two
             # batches, and quickly, before the next batch begins. A new executor is slow in its first task, so that
             # one is empty and runs now.
-            internals.run_tasks_on(self._table, targets)
+            executor_internals.run_tasks_on(self._table, targets)
             if _comes_between_batches(query):
                 with self._lock:
                     self._rebalance()
@@ -187,7 +187,7 @@ class Placement:
         """
         session = self._table.sparkSession
         is_local = str(session.sparkContext.master).split("[")[0] == "local"
-        executors = [] if is_local else internals.executors(session)
+        executors = [] if is_local else executor_internals.executors(session)
         if executors != self._executors:
             self._executors, self._attempts = executors, _REBALANCE_ATTEMPTS
         if not executors or not self._attempts:
@@ -203,12 +203,12 @@ class Placement:
         if not moved:
             return
         _log.info("%d of %d subtasks get a new place: %s were on %s", len(moved), len(places), moved, places)
-        internals.drop_cached_partitions(self._table, moved)
+        executor_internals.drop_cached_partitions(self._table, moved)
         wished = [moved.get(subtask, place or "") for subtask, place in enumerate(places)]
-        internals.cache_partitions(self._table, wished)
+        executor_internals.cache_partitions(self._table, wished)
 
     def _rebalanced(self, places: list[str | None]) -> dict[int, str]:
-        return rebalanced(places, self._executors, internals.slots(self._table.sparkSession))
+        return rebalanced(places, self._executors, executor_internals.slots(self._table.sparkSession))
 
 
 def _comes_between_batches(query: StreamingQuery) -> bool:

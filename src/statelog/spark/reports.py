@@ -44,16 +44,19 @@ def reported_schema(output: StructType) -> StructType:
 def observed(rows: DataFrame, uid: str) -> DataFrame:
     """Observe the report, and remove it.
 
-    A batch may be computed several times, and then has several reports, so their largest numbers count, not sums.
+    A batch may be computed several times, and then has several reports, of which the largest counts: with the later
+    revision, and of one revision all have the same numbers.
     """
-    numbers = [_largest(place, name) for place, name in enumerate(meanings())]
+    # One aggregate of the whole report: Spark generates code for each aggregate, in every task anew.
+    report = F.max(F.col(REPORT_COLUMN))
+    numbers = [_number(report, place, name) for place, name in enumerate(meanings())]
     seen = rows.observe(observation_of(uid), *numbers)
     return seen.filter(F.col(REPORT_COLUMN).isNull()).drop(REPORT_COLUMN)
 
 
-def _largest(place: int, name: str) -> Column:
-    largest = F.max(F.get(F.col(REPORT_COLUMN), F.lit(place)))
-    return (largest.cast("long") if name in _LONG else largest).alias(name)
+def _number(report: Column, place: int, name: str) -> Column:
+    number = F.get(report, F.lit(place))
+    return (number.cast("long") if name in _LONG else number).alias(name)
 
 
 # ---- The tasks ----

@@ -6,7 +6,6 @@ Measured on one machine, a call takes a third of the time of one with pyarrow.fl
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import struct
@@ -19,13 +18,14 @@ import msgspec
 from statelog.checkpoint.protocol import Failure, Ping, Reply, Request, Tick
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ErrorKind, ProtocolError, StatelogError, error_from_parts
+from statelog.log_fields import get_logger
 from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
 from statelog.spark.rpc_handshake import Strangers, prove
 
 if TYPE_CHECKING:
     from statelog.spark.rpc_tls import Tls, TlsIdentity
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _BACKLOG: Final = 512
 _CLOSE_TIMEOUT_S: Final = 5.0

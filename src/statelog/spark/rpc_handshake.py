@@ -7,7 +7,6 @@ connections without a proof yet. With TLS, both sides first do TLS's own handsha
 from __future__ import annotations
 
 import hmac
-import logging
 import os
 import selectors
 import socket
@@ -19,12 +18,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from statelog.clock import Clock
+from statelog.log_fields import get_logger
 from statelog.spark.rpc_channel import Channel, RpcPolicy
 
 if TYPE_CHECKING:
     from statelog.spark.rpc_tls import Tls, TlsIdentity
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _MAGIC: Final = b"statelog-rpc-2\0\0"
 _NONCE_BYTES: Final = 32

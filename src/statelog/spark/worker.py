@@ -26,8 +26,10 @@ from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
 from statelog.local.use import subtask_directory
 from statelog.log.open import open_retrying_store
+from statelog.log_fields import LogFields, set_log_fields
 from statelog.metrics import Measurements
 from statelog.options import Options
+from statelog.shown import redact_messages
 from statelog.spark.registered_stores import pickled_stores
 from statelog.spark.reports import with_report
 from statelog.spark.rpc import RpcClient
@@ -77,6 +79,7 @@ class TaskSpec(ABC):
         In a stream, the last output rows follow the coordinator's reply to the ack of this subtask, and the rows have
         the report column.
         """
+        redact_messages(redacts=self.options.redact_keys)
         context = TaskContext.get()
         assert context is not None
         partition = context.partitionId()
@@ -84,8 +87,9 @@ class TaskSpec(ABC):
         if self.driver is None:
             return self.run_batch(held, partition)
         read = self.read(held, partition)
-        task = self.task(worker_process().attempt(self, context, read.subtask))
-        return with_report(task.run(read), self.output_schema)
+        attempt = worker_process().attempt(self, context, read.subtask)
+        set_log_fields(LogFields(self.uid, attempt.task.batch, read.subtask))
+        return with_report(self.task(attempt).run(read), self.output_schema)
 
     @abstractmethod
     def read(self, batches: list[pa.RecordBatch], partition: int) -> Any:

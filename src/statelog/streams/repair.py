@@ -55,7 +55,8 @@ def rewind(
     """Make Spark repeat the batches that it committed although their state is missing, or all after a batch.
 
     State is missing if an action did not run every subtask to its end (``limit`` in foreachBatch, say), or if it was
-    restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same batch ids.
+    restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same batch ids. If
+    a sink leaves out ids that it has seen, as Spark's file sink does, set it back as well.
 
     Nothing changes unless every operator can go on from the same batch: its checkpoint must be retained, and all of
     the checkpoint's objects must exist. The files that Spark must forget are moved aside, not deleted.

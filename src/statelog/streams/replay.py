@@ -22,6 +22,7 @@ from statelog.reading.batch_of_key import BatchOfKey, open_batch, sampled_operat
 from statelog.reading.states import TIMERS_NAME
 from statelog.runs.reader import Run
 from statelog.runs.times import NO_TIME_MS
+from statelog.stopwatch import Stopwatch
 from statelog.streams.replayed_operator import OperatorArguments, described, make_operator
 from statelog.tables.runs import RunsTable
 
@@ -175,7 +176,7 @@ def replay(
             kind=ErrorKind.VALUE_MISMATCH,
             hint="read_history(location, key) tells in which batches the key changed.",
         )
-    subtask = KeyedSubtask(operator, RunsTable([found.before]), _context(found), SystemClock())
+    subtask = KeyedSubtask(operator, RunsTable([found.before]), _context(found), Stopwatch(SystemClock()))
     returned = list(subtask.process(_keyed(found, own), None if initial is None else _keyed(found, initial)))
     declared = {one.name: replace(one.descriptor, name=one.name).to_stored() for one in operator.states}
     return Replay(

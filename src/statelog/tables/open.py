@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -11,12 +10,13 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.local.runs import ROCKSDB_FOLDER, LocalRun, LocalRuns
+from statelog.log_fields import get_logger
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
 from statelog.tables.memory import MemoryTable
 from statelog.tables.rocksdb import RocksTable
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class MemoryTables:

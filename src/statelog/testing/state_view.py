@@ -26,6 +26,7 @@ from statelog.runs.merge import Garbage
 from statelog.runs.schema import StateKind
 from statelog.runs.times import Moment
 from statelog.spark.states import KeyedStateDeclaration
+from statelog.stopwatch import Stopwatch
 from statelog.storage import LocalStore
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
@@ -94,7 +95,8 @@ class StateView:
             made = as_stored(made, latest.generations, expires_by)
         keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec or RowInput([])))
         keyed = replace(made, processor=processor, input=keys, event_time=None, takes_columns=False)
-        subtask = KeyedSubtask(keyed, _table(query, history, moment), BatchContext(0, 0, moment), query.clock)
+        table, stopwatch = _table(query, history, moment), Stopwatch(query.clock)
+        subtask = KeyedSubtask(keyed, table, BatchContext(0, 0, moment), stopwatch)
         for _ in subtask.process(row):
             pass
         seen: _T = processor.seen

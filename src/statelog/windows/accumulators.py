@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from statelog.convert.types import row_codec
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.values import AggregateFunction
+from statelog.shown import shown_value
 from statelog.windows.panes import RowGroup
 from statelog.windows.processor import WindowContext
 
@@ -96,7 +97,7 @@ class Folded(_Accumulated):
         if isinstance(result, tuple) and len(result) == len(self.result_names):
             return result
         raise ProcessorError(
-            f"getResult() of {type(self.function).__name__} returned {type(result).__name__} {result!r:.80}, which is"
+            f"getResult() of {type(self.function).__name__} returned {shown_value(result)}, which is"
             f" no tuple of the result's fields ({', '.join(self.result_names)}).",
             kind=ErrorKind.OUTPUT_MISMATCH,
             hint="Return a tuple with a value for each; wrap a single one as (value,).",

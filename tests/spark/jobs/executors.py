@@ -32,7 +32,7 @@ from statelog import (
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Ack, Acked
 from statelog.errors import StatelogError
-from statelog.spark import internals
+from statelog.spark import executor_internals
 from statelog.spark.endpoint import require_endpoint
 from statelog.spark.placement import rebalanced
 from tests.spark.faults import make_marker, take_marker, wait_until
@@ -244,7 +244,7 @@ class _Ledger:
 
     def _is_level(self, executors: int) -> bool:
         """Whether there are so many executors, and all subtasks have their place on them."""
-        there = internals.executors(self._session)
+        there = executor_internals.executors(self._session)
         (plan,) = require_endpoint(self._session)[1].plans()
         assert plan.placement is not None
         return len(there) == executors and not rebalanced(plan.placement.places(), there, executors)

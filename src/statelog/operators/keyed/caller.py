@@ -11,12 +11,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.clock import Clock
 from statelog.errors import CorruptionError, ProcessorError, StorageError
 from statelog.operators.keyed.changes import BatchChanges, ListPosition
 from statelog.operators.keyed.cursor import KeyCursor
+from statelog.operators.keyed.hot_keys import HotKeys
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.runs.schema import TimeDomain
+from statelog.shown import shown_key
+from statelog.stopwatch import Part, Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import KeyBatch, StateTable, TimerRows
 
@@ -37,16 +39,15 @@ class Caller(ABC):
     """The handle of the timers; None if there are none."""
 
     def __init__(
-        self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock, most_keys: int
+        self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch, most_keys: int
     ) -> None:
         budget = operator.budget
         self.changes = BatchChanges(table, budget)
-        self.flush_s = 0.0
-        """Time spent so far on making changes of the processor's writes."""
+        self.hot_keys = HotKeys()
         self._operator = operator
         self._context = context
         self._budget = budget
-        self._clock = clock
+        self._stopwatch = stopwatch
         # Changes of the states that live for one batch: later phases read them, and they are never stored.
         self._batch_changes = BatchChanges(RunsTable(budget=budget), budget)
         self._cursor = KeyCursor(
@@ -94,7 +95,7 @@ class Caller(ABC):
             raise error  # an error of the state, not of the processor
         where = f"operator '{self._operator.uid}': {method}() failed"
         if key is not None:
-            where += f" for key {key!r}"
+            where += f" for key {shown_key(key)}"
         if isinstance(error, ProcessorError):
             return ProcessorError(f"{where}: {error.message}", kind=error.kind, hint=error.hint)
         return ProcessorError(
@@ -122,8 +123,7 @@ class Caller(ABC):
     def flush(self) -> None:
         """Make changes of the states' writes, which ends the key chunk."""
         self._cursor.position = -1
-        with operator_named(self._operator.uid):
-            started_s = self._clock.monotonic_s()
+        with operator_named(self._operator.uid), self._stopwatch.counting(Part.ENCODE):
             before_bytes = self.changes.buffer.unstored_bytes
             for binding in self._operator.states:
                 self.states[binding.name].flush(self.changes.buffer)
@@ -132,7 +132,6 @@ class Caller(ABC):
             if self.timers is not None:
                 self.timers.flush(self.changes.buffer)
             self.open_states()  # forgets everything read and written
-            self.flush_s += self._clock.monotonic_s() - started_s
         used_bytes = self._cursor.loaded_bytes + self.changes.buffer.unstored_bytes - before_bytes
         self._chunk_keys = self._fitting_keys(used_bytes // max(1, len(self._cursor.keys)))
 

@@ -19,6 +19,7 @@ from statelog.runs.keys import MapKeyCodec
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import Ttl
 from statelog.runs.values import RowCodec
+from statelog.shown import shown_value
 
 # Python 3.11 takes longer to look up a member of an enumeration than to append it to a list.
 _PUT, _DELETE, _CLEAR = Operation.PUT, Operation.DELETE, Operation.CLEAR
@@ -134,7 +135,7 @@ class ListState(_CollectionState):
         held = [self._codec.hold(row) for row in rows] if isinstance(rows, Iterable) else []
         if not held:
             raise ProcessorError(
-                f"{self._codec.subject}: {method}() takes a list with at least one tuple, not {rows!r:.80}.",
+                f"{self._codec.subject}: {method}() takes a list with at least one tuple, not {shown_value(rows)}.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="Use clear() to empty a list, appendValue() for a single element.",
             )

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.clock import Clock
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.caller import Caller
 from statelog.operators.keyed.columns import TimerColumns, make_state
@@ -20,6 +19,8 @@ from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOpe
 from statelog.runs.byte_slices import Positions, cut_rows, to_batches
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.times import NO_TIME_MS, Moment
+from statelog.shown import shown_key
+from statelog.stopwatch import Stopwatch
 from statelog.tables.table import EntryCounts, KeyBatch, StateTable, TimerRows
 
 _US_PER_MS: Final = 1000
@@ -66,8 +67,8 @@ class ColumnCaller(Caller):
 
     timers: TimerColumns | None
 
-    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
-        super().__init__(operator, table, context, clock, operator.budget.column_keys)
+    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch) -> None:
+        super().__init__(operator, table, context, stopwatch, operator.budget.column_keys)
         self._processor: ColumnProcessor = operator.processor
         self.states = {binding.name: make_state(self._cursor, binding) for binding in self._bindings}
         self.timers = None if operator.timer_domain is None else TimerColumns(self._cursor, operator.timer_domain)
@@ -111,6 +112,7 @@ class ColumnCaller(Caller):
         budget = self._budget
         for whole in index_rows(to_batches(read.rows), read.hashes, source.key_columns, budget):
             if source is self._operator.input:
+                self.hot_keys.note(whole.keys, np.bincount(whole.key_index, minlength=len(whole.keys)))
                 if self._operator.event_time is not None:
                     whole = replace(whole, newest_ms=_newest_ms(whole, self._operator.event_time))
                 whole = self._reduced(whole)
@@ -133,7 +135,7 @@ class ColumnCaller(Caller):
 
     def _open(self, keys: KeyBatch, counts: Counts) -> None:
         decode = self._operator.decode_keys
-        self._open_keys(keys, lambda position: repr(tuple(decode([keys.keys[position].as_py()])[0])))
+        self._open_keys(keys, lambda position: shown_key(tuple(decode([keys.keys[position].as_py()])[0])))
         self._cursor.counts = counts
 
     def _outputs(self, method: str, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:

@@ -39,6 +39,12 @@ class KeyChunk:
     more: Sequence[pa.RecordBatch] = ()
     """The rest of the rows, if a key has more than fit into one batch; such a key is a chunk of its own."""
 
+    @property
+    def rows_per_key(self) -> Positions:
+        """Number of rows of each key, shape (keys,)."""
+        rows = np.diff(self.starts)
+        return rows + sum(part.num_rows for part in self.more) if self.more else rows
+
     def cut(self, budget: Budget, max_keys: Callable[[], int]) -> Iterator[KeyChunk]:
         """Cut the keys into chunks of bounded size, a large key alone; `max_keys` is asked before each chunk."""
         max_bytes = budget.slice_bytes

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.clock import Clock
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.caller import Caller, operator_named
 from statelog.operators.keyed.collections import ListState, MapState
@@ -21,6 +20,8 @@ from statelog.operators.keyed.values import AggregatingState, KeyedState, Reduci
 from statelog.runs.byte_slices import to_batches
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.schema import StateKind
+from statelog.shown import shown_key
+from statelog.stopwatch import Stopwatch
 from statelog.tables.table import KeyBatch, StateTable, TimerRows
 
 _WITHOUT_MAP_KEYS: Final[dict[StateKind, type[ValueState | ReducingState | AggregatingState | ListState]]] = {
@@ -36,8 +37,8 @@ Key = tuple[Any, ...]
 class RowCaller(Caller):
     """Calls the processor for every key, with all of the key's rows."""
 
-    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
-        super().__init__(operator, table, context, clock, operator.budget.window_keys)
+    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch) -> None:
+        super().__init__(operator, table, context, stopwatch, operator.budget.window_keys)
         self._outputs = Outputs(operator.output, operator.budget)
         self.states = {binding.name: _make_state(self._cursor, binding) for binding in self._bindings}
         self.timers = None if operator.timer_domain is None else Timers(self._cursor, operator.timer_domain)
@@ -51,6 +52,7 @@ class RowCaller(Caller):
 
     def process(self, read: KeyedRows) -> Iterator[pa.RecordBatch]:
         for chunk in self._chunks(read, self._operator.input):
+            self.hot_keys.note(chunk.keys, chunk.rows_per_key)
             yield from self._process_rows(chunk)
 
     def fire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
@@ -70,7 +72,7 @@ class RowCaller(Caller):
         """Call the processor with the rows of some keys; returns a batch without rows, so that changes can be taken."""
         cursor, handle_state = self._cursor, self._operator.processor.handleInitialState
         keys = self._keys_of(window, source)
-        self._open_keys(window.keys, lambda position: repr(keys[position]))
+        self._open_keys(window.keys, lambda position: shown_key(keys[position]))
         rows_by_key = self._rows_by_key(window, source, "handleInitialState", keys)
         cursor.position = 0
         try:
@@ -88,7 +90,7 @@ class RowCaller(Caller):
     def _process_rows(self, window: KeyChunk) -> Iterator[pa.RecordBatch]:
         operator, cursor, outputs = self._operator, self._cursor, self._outputs
         keys = self._keys_of(window, operator.input)
-        self._open_keys(window.keys, lambda position: repr(keys[position]))
+        self._open_keys(window.keys, lambda position: shown_key(keys[position]))
         if self._needs_event_ms:
             assert operator.event_time is not None
             cursor.event_ms = _newest_ms(operator.event_time, window)
@@ -104,7 +106,7 @@ class RowCaller(Caller):
                 cursor.position += 1  # now, as an error in reading the next key's rows is the next key's
 
         read = self._rows_by_key(window, operator.input, "handleInputRows", keys)
-        outputs.begin(calls(read), lambda call: f"key {keys[call]!r}", handle_rows)
+        outputs.begin(calls(read), lambda call: f"key {shown_key(keys[call])}", handle_rows)
         yield from self._run_calls("handleInputRows", keys)
 
     def _rows_by_key(
@@ -139,7 +141,7 @@ class RowCaller(Caller):
         with rare_garbage_collection():
             keys = operator.decode_keys(chunk_keys.keys.to_pylist())
         times = due.times_ms[start:end]
-        self._open_keys(chunk_keys, lambda position: repr(keys[position]))
+        self._open_keys(chunk_keys, lambda position: shown_key(keys[position]))
         if self._needs_event_ms:
             cursor.event_ms = np.maximum.reduceat(times, firsts).tolist()
         order = np.argsort(times, kind="stable")
@@ -159,7 +161,7 @@ class RowCaller(Caller):
                     yield fire(keys[position], timer_values, info(time_ms))
                 timers.note_fired(time_ms)
 
-        outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}", fire)
+        outputs.begin(calls(), lambda call: f"key {shown_key(keys[fired[call]])}", fire)
         yield from self._run_calls("handleExpiredTimer", keys)
 
     # ---- Calls ----

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from statelog.clock import Clock
 from statelog.operators.keyed.caller import Caller
 from statelog.operators.keyed.column_caller import ColumnCaller
 from statelog.operators.keyed.handle import ProcessorHandle
+from statelog.operators.keyed.hot_keys import HotKeys
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.operators.keyed.row_caller import RowCaller
 from statelog.runs.byte_slices import to_batches
 from statelog.runs.times import NO_TIME_MS
+from statelog.stopwatch import Stopwatch
 from statelog.tables.table import StateTable
+from statelog.tables.timed import TimedTable
 
 
 class KeyedSubtask:
@@ -26,9 +28,9 @@ class KeyedSubtask:
     changes of the one before.
     """
 
-    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
+    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch) -> None:
         make = ColumnCaller if operator.takes_columns else RowCaller
-        self._caller: Caller = make(operator, table, context, clock)
+        self._caller: Caller = make(operator, TimedTable(table, stopwatch), context, stopwatch)
         self.changes = self._caller.changes
         self.late_rows = 0
         """Rows that were dropped as late, or that the processor counted as late."""
@@ -40,9 +42,9 @@ class KeyedSubtask:
         self._context = context
 
     @property
-    def flush_s(self) -> float:
-        """Time spent so far on making changes of the processor's writes."""
-        return self._caller.flush_s
+    def hot_keys(self) -> HotKeys:
+        """The keys with the most input rows."""
+        return self._caller.hot_keys
 
     def process(self, read: KeyedRows, initial: KeyedRows | None = None) -> Iterator[pa.RecordBatch]:
         """Call the processor for every key of the batch, with all of the key's rows, and for every due timer.

@@ -16,6 +16,7 @@ from statelog.runs.byte_slices import MAX_COLUMN_BYTES, to_array
 from statelog.runs.keys import MapKeyCodec
 from statelog.runs.schema import StateSchema, decode_schema, described, encode_schema
 from statelog.runs.values import RowCodec
+from statelog.shown import shown_key, shown_value
 
 Row = tuple[Any, ...]
 
@@ -139,7 +140,7 @@ class OperatorListState:
         self._phase.require_use(self._codec.subject)
         if not isinstance(rows, (list, tuple)):
             raise ProcessorError(
-                f"{self._codec.subject}: {method}() takes a list of tuples, not {rows!r:.80}.",
+                f"{self._codec.subject}: {method}() takes a list of tuples, not {shown_value(rows)}.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="Make a list of an iterator first.",
             )
@@ -215,7 +216,7 @@ class BroadcastState:
         values = [self._value(entry) for entry in entries]
         columns = [
             to_array(entries, pa.binary()),
-            *self._codec.encode(values, lambda index: repr(self._keys.decode(entries[index]))),
+            *self._codec.encode(values, lambda index: shown_key(self._keys.decode(entries[index]))),
         ]
         rows = pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state))
         return StateElements.of(self._state, [rows], most_bytes)

@@ -1,0 +1,109 @@
+"""Makes the metrics of a durable checkpoint."""
+
+from __future__ import annotations
+
+import heapq
+
+from statelog.checkpoint.batch import AcceptedAck
+from statelog.checkpoint.garbage import Inventory
+from statelog.checkpoint.materialization import MaterializationPolicy
+from statelog.log.entry import Checkpoint
+from statelog.metrics import CheckpointMetrics, HotKey, HotKeyGroup, Recorded, StateMetrics, SubtaskMetrics
+from statelog.operators.keyed.hot_keys import MOST
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import decode_schema, is_deleted, plain_name
+from statelog.stopwatch import Part
+
+
+def checkpoint_metrics(
+    entry: Checkpoint,
+    acks: list[AcceptedAck],
+    policy: MaterializationPolicy,
+    inventory: Inventory,
+    *,
+    last_ack_s: float,
+    durable_s: float,
+    log_files: int,
+    measured: Recorded,
+) -> CheckpointMetrics:
+    """Build the metrics of a durable checkpoint.
+
+    `last_ack_s` and `durable_s` are the times of the last ack and of the durable entry, by the driver's own clock.
+    `log_files` is the number of log files made for it, `measured` has the store requests since the previous checkpoint.
+    """
+    subtasks = [_subtask_metrics(accepted, durable_s) for accepted in acks]
+    states = _state_metrics(entry, acks)
+    hot_keys = _hot_keys(acks, entry.key_schema)
+    uploads = sum(len(accepted.ack.names) for accepted in acks)
+    return CheckpointMetrics(
+        query_id=entry.query_id,
+        uid=entry.uid,
+        batch=entry.batch,
+        revision=entry.revision,
+        parallelism=entry.parallelism,
+        input_rows=sum(subtask.input_rows for subtask in subtasks),
+        late_rows=sum(accepted.ack.late_rows for accepted in acks),
+        watermark_ms=entry.watermark_ms,
+        changes=sum(subtask.changes for subtask in subtasks),
+        changed_bytes=sum(subtask.changed_bytes for subtask in subtasks),
+        objects=uploads + log_files,
+        commit_s=durable_s - last_ack_s,
+        subtask_s=max(accepted.ack.subtask_s for accepted in acks),
+        base_bytes=policy.schedule.base_bytes,
+        log_bytes=policy.schedule.log_bytes,
+        materialized=len(entry.bases),
+        materialized_bytes=sum(base.levels[-1].length for base in entry.bases),
+        materialization_failures=sum(bool(accepted.ack.materialization_failure) for accepted in acks),
+        stored_bytes=inventory.retention.size_bytes,
+        needed_bytes=inventory.retention.needed_bytes,
+        restore_s=max(subtask.restore_s for subtask in subtasks),
+        restored_bytes=sum(accepted.ack.restored_bytes for accepted in acks),
+        state_rows=sum(state.rows for state in states.values()),
+        state_bytes=sum(state.size_bytes for state in states.values()),
+        hottest_key_rows=hot_keys[0].rows if hot_keys else 0,
+        **{part: max(getattr(subtask, part) for subtask in subtasks) for part in Part},
+        measured=measured,
+        subtasks=subtasks,
+        states=states,
+        hot_keys=hot_keys,
+        hot_key_groups=[
+            HotKeyGroup(rows, group)
+            for rows, group in heapq.nlargest(MOST, (found for one in acks for found in one.ack.hot_key_groups))
+        ],
+    )
+
+
+def _subtask_metrics(accepted: AcceptedAck, durable_s: float) -> SubtaskMetrics:
+    ack, times = accepted.ack, accepted.ack.times
+    return SubtaskMetrics(
+        subtask=ack.task.subtask,
+        input_rows=ack.last.input_rows,
+        changes=ack.total_rows,
+        changed_bytes=ack.total_bytes,
+        restore_s=ack.restore_s,
+        read_s=times.read_s,
+        processor_s=times.processor_s,
+        encode_s=times.encode_s,
+        upload_s=times.upload_s,
+        wait_s=times.wait_s + durable_s - accepted.received_s,
+    )
+
+
+def _state_metrics(entry: Checkpoint, acks: list[AcceptedAck]) -> dict[str, StateMetrics]:
+    """The sizes of the states by name, without states that were deleted."""
+    sizes = {state.name: [0, 0] for state in entry.states}
+    for accepted in acks:
+        for stored, (rows, size_bytes) in accepted.ack.state_sizes.items():
+            size = sizes.get(plain_name(stored))
+            if size is not None and not is_deleted(stored, entry.generations):
+                size[0] += rows
+                size[1] += size_bytes
+    return {name: StateMetrics(*size) for name, size in sizes.items()}
+
+
+def _hot_keys(acks: list[AcceptedAck], key_schema: bytes) -> list[HotKey]:
+    found = heapq.nlargest(MOST, (hot for accepted in acks for hot in accepted.ack.hot_keys))
+    if not found:
+        return []
+    codec = KeyCodec(decode_schema(key_schema))
+    return [HotKey(rows, group, codec.decode(key) if key else None) for rows, group, key in found]
