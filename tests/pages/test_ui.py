@@ -20,6 +20,7 @@ from statelog import CheckpointMetrics, HotKey, StateMetrics, SubtaskMetrics
 from statelog.checkpoint.progress import Restore, SubtaskRestore
 from statelog.pages.live import LiveOperator, Watched
 from statelog.pages.model import PageModel
+from statelog.pages.notebook import Summary
 from statelog.pages.operator_model import read_operator
 from statelog.pages.savepoint_list import SavepointFolders
 from statelog.pages.server import App, PageServer
@@ -347,6 +348,7 @@ def test_hot_keys_can_be_hidden(query: Story, redacts: bool, key: tuple[str] | N
     text = page.text()
     assert "secret" not in page.html()
     assert "\N{BULLET}\N{BULLET}\N{BULLET} 17,000 30" in text
+    assert "secret" not in Summary(page.app.read(), redacts=redacts).html
 
 
 def test_the_stored_files_are_read_now_and_then(query: Story, tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ _HEIGHT: Final = 640
 class Summary:
     """The checkpoints of a query at the time of the call, made by :func:`show`: notebooks display it as the page."""
 
-    def __init__(self, page: PageModel) -> None:
+    def __init__(self, page: PageModel, *, redacts: bool) -> None:
         self._page = page
+        self._redacts = redacts
 
     def _repr_html_(self) -> str:
         return self.html
@@ -34,7 +35,7 @@ class Summary:
         from statelog.pages.render import render
 
         # A frame keeps the page's style out of the notebook; in its sandbox nothing can run.
-        text = escape(render(self._page), quote=True)
+        text = escape(render(self._page, redacts=self._redacts), quote=True)
         return f'<iframe sandbox srcdoc="{text}" width="100%" height="{_HEIGHT}" frameborder="0"></iframe>'
 
     def __repr__(self) -> str:
@@ -57,13 +58,17 @@ class Summary:
         return "\n".join(lines)
 
 
-def show(query: StreamingQuery | str | Path, *, savepoints: Sequence[str | Path] = ()) -> Summary:
+def show(
+    query: StreamingQuery | str | Path, *, redact_keys: bool = False, savepoints: Sequence[str | Path] = ()
+) -> Summary:
     """Show a query's checkpoints in a notebook: the page of :func:`report`, as of now.
 
     Parameters
     ----------
     query : StreamingQuery, str or Path
         A query of this process, or a location, as in :func:`ui`.
+    redact_keys : bool
+        Whether keys are replaced by dots, as in :func:`ui`.
     savepoints : sequence of str or Path
         Folders with savepoints, as in :func:`report`.
 
@@ -82,4 +87,6 @@ def show(query: StreamingQuery | str | Path, *, savepoints: Sequence[str | Path]
     >>> statelog.show("/data/checkpoints/flights")  # doctest: +SKIP
     """
     require_extra()
-    return Summary(read_page(watch(query)(), SavepointFolders([str(folder) for folder in savepoints])))
+    watched = watch(query)()
+    page = read_page(watched, SavepointFolders([str(folder) for folder in savepoints]))
+    return Summary(page, redacts=redact_keys or watched.redacts_keys)
