@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 
 from statelog.convert.python_values import PLAIN_TYPES
 from statelog.convert.types import arrow_type
+from statelog.shown import shown_value
 from tests.conversions.cases import ZONE
 
 _DECIMALS: Final = Context(prec=76, rounding=ROUND_HALF_UP)
@@ -174,5 +175,5 @@ def _struct(kind: StructType, value: Any, of: Callable[[DataType], Callable[[Any
         try:
             found[field.name] = of(field.dataType)(item)
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise type(error)(f"field '{field.name}' has {type(item).__name__} {item!r:.80}: {error}") from error
+            raise type(error)(f"field '{field.name}' has {shown_value(item)}: {error}") from error
     return found

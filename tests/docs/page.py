@@ -1,13 +1,15 @@
 """A page of the documentation as a program: its Python blocks, in order, in one namespace.
 
-``python -m tests.docs.page PAGE`` runs one in a process of its own, in the current directory. A page with Spark needs
-that, because Spark takes relative paths from where its JVM was started.
+``python -m tests.docs.page PAGE`` runs one in a process of its own, in the current directory.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,11 @@ FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTAL
 def uses_spark(page: str) -> bool:
     """Whether the examples of a page use a session called spark."""
     return re.search(r"\bspark\b\.", _program(page)) is not None
+
+
+def has_own_settings(page: str) -> bool:
+    """Whether the examples of a page need a session that is made for them."""
+    return ".config(map=" in _program(page)
 
 
 def _makes_session(page: str) -> bool:
@@ -56,6 +63,44 @@ def run(page: str) -> None:
         exec(compile("\n" * lines + found[1].replace('"/data/', data), page, "exec"), names)
     if prepared:
         prepared.check(names)
+
+
+def run_with_spark(page: str, folder: str) -> str:
+    """Run the blocks of a page in this process's session; then end its queries and take back its settings.
+
+    Parameters
+    ----------
+    page : str
+        The page.
+    folder : str
+        The directory that the JVM was started in, because Spark takes relative paths from there. It is emptied
+        after each page.
+
+    Returns
+    -------
+    str
+        The failure with its traceback, or nothing.
+    """
+    from tests.spark.support import make_session
+
+    os.chdir(folder)
+    session = make_session()
+    settings = session.conf.getAll
+    try:
+        run(page)
+    except BaseException:
+        return "\n".join(line for line in traceback.format_exc().splitlines() if not line.startswith("\tat "))
+    finally:
+        for query in session.streams.active:
+            query.stop()
+        for name in session.conf.getAll.keys() - settings.keys():
+            session.conf.unset(name)
+        for name, value in settings.items():
+            if session.conf.get(name, None) != value:
+                session.conf.set(name, value)
+        for path in Path(folder).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return ""
 
 
 def _prepared(page: str) -> Prepared | None:

@@ -352,7 +352,9 @@ def _long_story(chosen: random.Random) -> Story:
     return Story(steps, chosen.choice([0, 0, 1, 5]), chosen.choice([1, 100, 100_000]))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.extended if seed >= 16 else ()) for seed in range(40)]
+)
 def test_long_stories(seed: int) -> None:
     """More late rows and longer lives of windows than the small examples above have."""
     chosen = random.Random(seed)

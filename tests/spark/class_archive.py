@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from subprocess import Popen
 
 from pyspark.sql import DataFrame
 
@@ -28,7 +29,12 @@ def main() -> None:
         counts = statelog.key_by(events, "user").agg(n=statelog.Count())
         query = counts.writeStream.outputMode("update").foreachBatch(collect)
         query.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start().awaitTermination()
+    jvm: Popen[bytes] = session.sparkContext._gateway.proc  # type: ignore[union-attr]
     session.stop()
+    # The JVM writes the archive when it ends, which a program that ends does not wait for.
+    assert jvm.stdin
+    jvm.stdin.close()
+    jvm.wait()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ with suppress(ImportError):  # a test hides statelog from the workers
     import pandas  # noqa: F401 - for the workers
 
     import statelog.spark.keyed_spec  # noqa: F401 - for the workers
+    import tests.spark.support  # noqa: F401 - for the workers; it imports pytest
 
 if __name__ == "__main__":
     manager()

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import statelog
+from statelog import StatelogError
 from statelog.reading.consumer import OWNER
 from statelog.spark.change_source import ChangeReader
 from statelog.spark.source_options import SourceOptions
@@ -244,11 +245,18 @@ def test_a_stream_says_that_its_query_was_begun_anew(spark: SparkSession, tmp_pa
     ],
     ids=str,
 )
-def test_mistakes_are_named(spark: SparkSession, tmp_path: Path, options: dict[str, str], message: str) -> None:
+def test_mistakes_are_named(tmp_path: Path, options: dict[str, str], message: str) -> None:
     query = Story(tmp_path / "query")
     query.run_batches(2, random.Random(8))
-    with pytest.raises(PySparkException, match=re.escape(message)):
-        Feed(spark, query.location, tmp_path / "feed", **{"state": "value", **options}).run()
+    source = statelog.StateSource({"path": query.location, "show": "changes", "state": "value", **options})
+    with pytest.raises(StatelogError, match=re.escape(message)):
+        source.streamReader(source.schema()).initialOffset()
+
+
+def test_spark_shows_a_mistake(spark: SparkSession, tmp_path: Path) -> None:
+    query = Story(tmp_path / "query")
+    query.run_batches(2, random.Random(8))
+    assert "has no batch 77 yet" in Feed(spark, query.location, tmp_path / "feed", state="value", after="77").fail()
 
 
 def test_changes_are_no_batch_read(spark: SparkSession, tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ def test_counters_add_up_and_gauges_are_replaced(totals: OperatorTotals) -> None
     assert (parts[("per_subtask_input_rows", "0")], parts[("per_subtask_processor_s", "0")]) == (3, 0.75)
 
 
+def test_a_distribution_that_was_read_stays_as_it_was(totals: OperatorTotals) -> None:
+    read = totals.read_distributions()["upload_latency_s"]
+    totals.note(checkpoint(9, measured=Recorded({}, {"upload_latency_s": [1.0]})))
+    assert (sum(read.counts), read.total) == (4, pytest.approx(90.311))
+    assert sum(totals.read_distributions()["upload_latency_s"].counts) == 5
+
+
 def test_a_newer_start_keeps_its_numbers_when_the_former_ends() -> None:
     totals = Totals()
     former, newer = totals.begin("query", "op"), totals.begin("query", "op")

@@ -31,12 +31,9 @@ class HotKeys:
 
     def note(self, keys: KeyBatch, rows: _Counts) -> None:
         """Note some keys and their numbers of rows, shape (keys,)."""
-        least = self.found[-1][0] + 1 if len(self.found) == MOST else 2
-        places = np.flatnonzero(rows >= least)
+        places = _hottest(rows)
         if not len(places):
             return
-        if len(places) > MOST:
-            places = np.sort(places[np.argpartition(rows[places], -MOST)[-MOST:]])
         found = keys.take(places)
         hottest = zip(rows[places].tolist(), found.hashes.tolist(), found.keys.to_pylist(), strict=True)
         told = [
@@ -54,7 +51,13 @@ def hot_key_groups(hashes: Hashes) -> list[tuple[int, int]]:
     else:
         rows = np.bincount(groups)
         present = np.arange(len(rows))
+    places = _hottest(rows)
+    return sorted(zip(rows[places].tolist(), present[places].tolist(), strict=True), reverse=True)
+
+
+def _hottest(rows: _Counts) -> _Counts:
+    """The ascending places of the largest numbers of rows, without single rows."""
     places = np.flatnonzero(rows > 1)
     if len(places) > MOST:
-        places = places[np.argpartition(rows[places], -MOST)[-MOST:]]
-    return sorted(((int(rows[place]), int(present[place])) for place in places), reverse=True)
+        places = np.sort(places[np.argpartition(rows[places], -MOST)[-MOST:]])
+    return places
