@@ -20,7 +20,7 @@ from statelog import (
 )
 from statelog.exporters.opentelemetry import export_to_opentelemetry
 from statelog.exporters.prometheus import prometheus_collector, serve_metrics
-from statelog.exporters.totals import Counted, OperatorTotals, Totals, exported, process_totals
+from statelog.exporters.totals import Counted, OperatorTotals, Totals, distributions, exported, process_totals
 
 NO_TIME_MS = -(1 << 63)
 
@@ -57,6 +57,14 @@ def test_every_number_of_a_checkpoint_has_a_meaning() -> None:
         assert name.endswith("_bytes") == (meaning.unit == "bytes"), name
         assert name.endswith("_s") == (meaning.unit == "seconds"), name
         assert name.endswith("_ms") == (meaning.unit == "milliseconds"), name
+    for name, meaning in exported().items():
+        assert meaning.per == next((per for per in ("state", "subtask") if name.startswith(f"per_{per}_")), ""), name
+        assert meaning.adds_up or meaning.per != "subtask", name
+        assert meaning.adds_up or name not in set(Metric), name
+    assert {name: meaning.unit for name, meaning in distributions().items()} == {
+        "upload_latency_s": "seconds", "upload_size_bytes": "bytes", "upload_queue_bytes": "bytes",
+        "attempts_per_upload": "", "total_attempts_per_upload": "",
+    }  # fmt: skip
     assert set(exported()) & set(Metric) == {
         "state_fetches", "upload_requests", "upload_failures", "upload_retries", "upload_hedges", "slow_downs",
         "read_retries",
@@ -76,7 +84,8 @@ def test_counters_add_up_and_gauges_are_replaced(totals: OperatorTotals) -> None
 def test_a_distribution_that_was_read_stays_as_it_was(totals: OperatorTotals) -> None:
     read = totals.read_distributions()["upload_latency_s"]
     totals.note(checkpoint(9, measured=Recorded({}, {"upload_latency_s": [1.0]})))
-    assert (sum(read.counts), read.total) == (4, pytest.approx(90.311))
+    assert sum(read.counts) == 4
+    assert read.total == pytest.approx(90.311)
     assert sum(totals.read_distributions()["upload_latency_s"].counts) == 5
 
 

@@ -35,6 +35,9 @@ class SlowTable:
         self.clock.run(100)
         return SlowTable(self.clock)
 
+    def apply(self, runs: list[str]) -> None:
+        self.applied = runs
+
     def pages(self, *arguments: Any) -> Iterator[Any]:
         self.asked = arguments
         return self._pages()
@@ -87,4 +90,5 @@ def test_what_reads_nothing_is_not_timed(timed: tuple[Any, Stopwatch]) -> None:
     table, stopwatch = timed
     assert table.mean_bytes("state") == ("mean_bytes", ("state",))
     table.apply(["run"])
+    assert table.table.applied == ["run"]
     assert stopwatch.spent_s(Part.READ) == 0

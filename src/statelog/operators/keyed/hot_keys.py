@@ -32,8 +32,6 @@ class HotKeys:
     def note(self, keys: KeyBatch, rows: _Counts) -> None:
         """Note some keys and their numbers of rows, shape (keys,)."""
         places = _hottest(rows)
-        if not len(places):
-            return
         found = keys.take(places)
         hottest = zip(rows[places].tolist(), found.hashes.tolist(), found.keys.to_pylist(), strict=True)
         told = [
