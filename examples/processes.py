@@ -66,7 +66,7 @@ def open_session(command: Sequence[str], work: Path, log: Path) -> Iterator[subp
 
 def members(session: int) -> list[int]:
     """The living processes of a session; its id is that of its first process."""
-    return [process.pid for process in psutil.process_iter() if _is_member(process, session)]
+    return [pid for pid in psutil.pids() if _is_member(pid, session)]
 
 
 def kill_session(session: int) -> None:
@@ -92,8 +92,8 @@ def _environment(work: Path) -> dict[str, str]:
     }
 
 
-def _is_member(process: psutil.Process, session: int) -> bool:
+def _is_member(pid: int, session: int) -> bool:
     try:
-        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
+        return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (OSError, psutil.Error):
         return False

@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import ancestors_of
 from pyspark.sql import DataFrame
 
-__all__ = ["IcebergSink"]
+__all__ = ["IcebergSink", "newest_batch"]
 
 _QUERY: Final = "streamed.query"
 _BATCH: Final = "streamed.batch"
@@ -40,7 +40,7 @@ class IcebergSink:
         query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query is not None, "in foreachBatch only"
         table = self._load()
-        if batch <= _newest_batch(table, query):
+        if batch <= newest_batch(table, query):
             return
         found = rows.toArrow()
         if found.num_rows == 0:
@@ -62,7 +62,7 @@ class IcebergSink:
         return table
 
 
-def _newest_batch(table: Table, query: str) -> int:
+def newest_batch(table: Table, query: str) -> int:
     """The newest batch of a query in the table; -1 if there is none."""
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
         if snapshot.summary is not None and snapshot.summary.get(_QUERY) == query:

@@ -1,10 +1,11 @@
-"""The streaming job: the total of each account after each payment, into one of the sinks."""
+"""The streaming job: the total of each account after each payment, into each of some sinks by a query of its own."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +22,11 @@ __all__ = [
     "BEFORE",
     "COMMITTING",
     "PAUSED",
+    "STARTING",
     "TOTALS",
     "RunningTotal",
     "expected_totals",
+    "sign_of",
     "start_query",
     "watch_commits",
 ]
@@ -32,10 +35,10 @@ PAYMENTS: Final = "seq long, account string, amount long"
 TOTALS: Final = "seq long, account string, total long"
 
 BEFORE, AFTER = "before", "after"
-COMMITTING, PAUSED = "committing", "paused"
-"""Files by which the job says that a first commit has begun, and that it waits to be killed."""
+STARTING, COMMITTING, PAUSED = "starting", "committing", "paused"
+"""Signs by which the job says that its queries start, that the first commit of a sink begins, and that a sink waits."""
 
-_PAUSE_S: Final = 120.0
+_PAUSE_S: Final = 240.0
 
 
 class RunningTotal(StatefulProcessor):
@@ -101,21 +104,24 @@ def watch_commits(commit: Callable[..., Any], on_commit: Callable[[str, int], No
     return watched
 
 
+def sign_of(signs: Path, sink: str, sign: str) -> Path:
+    """The file by which the job gives a sign for a sink."""
+    return signs / f"{sink}-{sign}"
+
+
 @click.command()
-@click.argument("sink", type=click.Choice(sorted(TARGETS)))
-@click.option("--address", required=True, help="Where the sink's target is.")
+@click.option("--target", "targets", nargs=2, multiple=True, required=True, help="A sink, and its target's address.")
 @click.option("--payments", required=True, type=click.Path(path_type=Path))
-@click.option("--checkpoint", required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--signs", required=True, type=click.Path(path_type=Path), help="Folder of the files that say where it is."
+    "--checkpoint", required=True, type=click.Path(path_type=Path), help="Folder of the queries' checkpoints."
 )
+@click.option("--signs", required=True, type=click.Path(path_type=Path), help="Folder of the signs.")
 @click.option("--parallelism", type=int, default=2)
 @click.option("--pause", type=click.Choice([BEFORE, AFTER]), help="On which side of a commit to wait to be killed.")
-@click.option("--at-commit", type=int, default=1, help="Of which commit.")
+@click.option("--at-commit", type=int, default=1, help="Of which commit of each sink.")
 @click.option("--until-end", is_flag=True, help="End when everything is read.")
 def main(
-    sink: str,
-    address: str,
+    targets: Sequence[tuple[str, str]],
     payments: Path,
     checkpoint: Path,
     signs: Path,
@@ -126,19 +132,25 @@ def main(
 ) -> None:
     """Keep the totals of all accounts."""
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    target = TARGETS[sink](address)
 
-    def on_commit(side: str, count: int) -> None:
-        (signs / COMMITTING).touch()
+    def on_commit(sink: str, side: str, count: int) -> None:
+        sign_of(signs, sink, COMMITTING).touch()
         if side == pause and count == at_commit:
-            (signs / PAUSED).touch()
+            sign_of(signs, sink, PAUSED).touch()
             time.sleep(_PAUSE_S)
 
-    owner, name = target.commit
-    setattr(owner, name, watch_commits(getattr(owner, name), on_commit))
-    start_query(
-        spark, target.sink(), payments, checkpoint, parallelism=parallelism, until_end=until_end
-    ).awaitTermination()
+    queries = []
+    for sink, address in targets:
+        target = TARGETS[sink](address)
+        owner, name = target.commit
+        setattr(owner, name, watch_commits(getattr(owner, name), partial(on_commit, sink)))
+        sign_of(signs, sink, STARTING).touch()
+        query = start_query(
+            spark, target.sink(), payments, checkpoint / sink, parallelism=parallelism, until_end=until_end
+        )
+        queries.append(query)
+    for query in queries:
+        query.awaitTermination()
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""Kills the job again and again, and compares what its target holds in the end with a computation of its own."""
+"""Kills the job again and again, and compares what each target holds in the end with a computation of its own."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ import random
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from examples.processes import JobFailedError, kill_session, open_session
-from examples.sinks.job import AFTER, BEFORE, COMMITTING, PAUSED, expected_totals
+from examples.sinks.job import AFTER, BEFORE, COMMITTING, PAUSED, STARTING, expected_totals, sign_of
 from examples.sinks.server import PostgresServer
-from examples.sinks.targets import TARGETS, Total
+from examples.sinks.targets import TARGETS, Target, Total
 
-__all__ = ["Death", "Outcome", "add_payments", "differences", "open_address", "survive"]
+__all__ = ["Death", "Outcome", "SinkOutcome", "add_payments", "differences", "open_address", "survive"]
 
 _FILES_PER_LIFE: Final = 3
+"""Each source has at least so many new ones in a life: enough for the commits at which the job pauses."""
 _PAYMENTS_PER_FILE: Final = 40
 _ACCOUNTS: Final = 15
 _FIRST_FILE_S: Final = 1_000_000_000
-_START_S: Final = 6.0
+_LATER_S: Final = 1.5
+"""A death at any moment is at most so long after the moment that the job has told of."""
 _POLL_S: Final = 0.02
 _SILENCE_LIMIT_S: Final = 180.0
 
@@ -34,10 +36,29 @@ _SILENCE_LIMIT_S: Final = 180.0
 class Death(StrEnum):
     """Where the job is when it is killed."""
 
-    STARTING = "while it starts"
+    STARTING = "while its queries start"
     BEFORE = "before the sink's commit"
     AFTER = "between the sink's commit and Spark's"
     ANYWHERE = "at any moment"
+
+
+@dataclass(frozen=True)
+class SinkOutcome:
+    """What has come of one sink.
+
+    Parameters
+    ----------
+    batches : int
+        Batches that Spark has committed.
+    ahead : int
+        Deaths after which the target had a batch that Spark had not committed.
+    differences : list of str
+        A line per row that the target lacks or has too often.
+    """
+
+    batches: int
+    ahead: int
+    differences: list[str]
 
 
 @dataclass(frozen=True)
@@ -48,27 +69,26 @@ class Outcome:
     ----------
     kills : Counter of Death
         The deaths that the job has died.
-    batches, rows : int
-        Batches that Spark has committed; rows that the target must hold.
-    differences : list of str
-        A line per row that the target lacks or has too often.
+    rows : int
+        Rows that each target must hold.
+    sinks : dict of str to SinkOutcome
+        What has come of each sink.
     """
 
     kills: Counter[Death]
-    batches: int
     rows: int
-    differences: list[str]
+    sinks: dict[str, SinkOutcome]
 
 
 def survive(
-    sink: str, directory: Path, kills: int, seed: int, on_kill: Callable[[Death], None] = lambda _: None
+    sinks: Sequence[str], directory: Path, kills: int, seed: int, on_kill: Callable[[Death], None] = lambda _: None
 ) -> Outcome:
-    """Run the job with a sink, kill it `kills` times with its JVM and workers, let it end, and compare.
+    """Run the job with some sinks, kill it `kills` times with its JVM and workers, let it end, and compare.
 
     Parameters
     ----------
-    sink : str
-        One of :data:`~examples.sinks.targets.TARGETS`.
+    sinks : sequence of str
+        Of :data:`~examples.sinks.targets.TARGETS`. Each has a query of its own in the job, and every kill hits all.
     directory : Path
         An empty directory. The job's output goes to ``job.log`` there.
     kills, seed : int
@@ -83,28 +103,69 @@ def survive(
     """
     rng = random.Random(seed)
     died: Counter[Death] = Counter()
-    payments, checkpoint = directory / "payments", directory / "checkpoint"
-    with open_address(sink, directory / "target") as address:
-        target = TARGETS[sink](address)
-        target.create()
+    ahead: Counter[str] = Counter()
+    payments, checkpoints, added = directory / "payments", directory / "checkpoints", 0
+    with ExitStack() as stack:
+        addresses = {sink: stack.enter_context(open_address(sink, directory / f"target-{sink}")) for sink in sinks}
+        targets = {sink: TARGETS[sink](address) for sink, address in addresses.items()}
+        for target in targets.values():
+            target.create()
         for life in range(kills + 1):
             signs = directory / f"life-{life}"
             signs.mkdir()
-            add_payments(payments, _FILES_PER_LIFE, rng)
-            command = ["examples.sinks.job", sink, "--address", address, "--payments", str(payments)]
-            command += ["--checkpoint", str(checkpoint), "--signs", str(signs)]
-            command += ["--parallelism", str(rng.randrange(1, 4))]
+            files = max(_files_seen(checkpoints / sink) for sink in sinks) + _FILES_PER_LIFE
+            add_payments(payments, files - added, rng)
+            added = files
+            command = ["examples.sinks.job", "--payments", str(payments), "--checkpoint", str(checkpoints)]
+            command += ["--signs", str(signs), "--parallelism", str(rng.randrange(1, 4))]
+            for sink, address in addresses.items():
+                command += ["--target", sink, address]
             death = rng.choice(list(Death)) if life < kills else None
-            _live(command, death, directory, signs, rng)
+            _live(command, death, directory, sinks, signs, rng)
             if death is not None:
                 died[death] += 1
+                ahead.update(sink for sink in sinks if _is_ahead(targets[sink], checkpoints / sink))
                 on_kill(death)
         expected = expected_totals(payments)
-        batches = len(list((checkpoint / "commits").glob("[0-9]*")))
-        return Outcome(died, batches, len(expected), differences(target.rows(), expected))
+        found = {
+            sink: SinkOutcome(
+                _newest_committed(checkpoints / sink) + 1, ahead[sink], differences(targets[sink].rows(), expected)
+            )
+            for sink in sinks
+        }
+        return Outcome(died, len(expected), found)
 
 
-def _live(command: list[str], death: Death | None, directory: Path, signs: Path, rng: random.Random) -> None:
+def _newest_committed(checkpoint: Path) -> int:
+    """The newest batch that Spark has committed; -1 if there is none."""
+    return _newest(checkpoint / "commits")
+
+
+def _files_seen(checkpoint: Path) -> int:
+    """How many files the source has noted, one at a time. A batch reads several of them after some deaths."""
+    return _newest(checkpoint / "sources" / "0") + 1
+
+
+def _newest(log: Path) -> int:
+    return max((int(path.stem) for path in log.glob("[0-9]*")), default=-1)
+
+
+def _is_ahead(target: Target, checkpoint: Path) -> bool:
+    """Whether a target has a batch that Spark has not committed."""
+    if not (metadata := checkpoint / "metadata").exists():
+        return False
+    query = json.loads(metadata.read_text())["id"]
+    return target.newest_batch(query) > _newest_committed(checkpoint)
+
+
+def _live(
+    command: list[str],
+    death: Death | None,
+    directory: Path,
+    sinks: Sequence[str],
+    signs: Path,
+    rng: random.Random,
+) -> None:
     """One life of the job: up to its death, or to the end of the input."""
     if death is None:
         command = [*command, "--until-end"]
@@ -113,13 +174,13 @@ def _live(command: list[str], death: Death | None, directory: Path, signs: Path,
         command = [*command, "--pause", side, "--at-commit", str(rng.randrange(1, _FILES_PER_LIFE))]
     with open_session(command, directory, directory / "job.log") as process:
         match death:
-            case Death.STARTING:
-                time.sleep(rng.uniform(0, _START_S))
+            case Death.STARTING | Death.ANYWHERE:
+                sign = STARTING if death is Death.STARTING else COMMITTING
+                _await(sign_of(signs, rng.choice(sinks), sign), process)
+                time.sleep(rng.uniform(0, _LATER_S))
             case Death.BEFORE | Death.AFTER:
-                _await(signs / PAUSED, process)
-            case Death.ANYWHERE:
-                _await(signs / COMMITTING, process)
-                time.sleep(rng.uniform(0, 1.5))
+                for sink in sinks:
+                    _await(sign_of(signs, sink, PAUSED), process)
             case None:
                 process.wait()
         if death is not None and process.poll() is None:

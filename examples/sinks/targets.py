@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from examples.sinks import delta, files
 from examples.sinks.delta import DeltaSink
 from examples.sinks.files import FilesSink
-from examples.sinks.iceberg import IcebergSink
+from examples.sinks.iceberg import IcebergSink, newest_batch
 from examples.sinks.postgres import BOOKKEEPING, PostgresSink
 
 __all__ = ["TARGETS", "Target", "Total"]
@@ -56,6 +56,10 @@ class Target(Protocol):
         """All its rows, in order."""
         ...
 
+    def newest_batch(self, query: str) -> int:
+        """The newest batch that it has of a query; -1 if it has none."""
+        ...
+
 
 class PostgresTarget:
     """A table in PostgreSQL; the address is the database's conninfo."""
@@ -77,6 +81,12 @@ class PostgresTarget:
         with psycopg.connect(self._conninfo) as connection:
             return sorted(connection.execute("SELECT seq, account, total FROM totals").fetchall())
 
+    def newest_batch(self, query: str) -> int:
+        newest = "SELECT coalesce(max(batch), -1) FROM streamed_batches WHERE query = %s"
+        with psycopg.connect(self._conninfo) as connection:
+            [(batch,)] = connection.execute(newest, (query,)).fetchall()
+        return int(batch)
+
 
 class DeltaTarget:
     """A Delta table; the address is its folder."""
@@ -94,6 +104,10 @@ class DeltaTarget:
 
     def rows(self) -> list[Total]:
         return _totals(DeltaTable(self._uri).to_pyarrow_table())
+
+    def newest_batch(self, query: str) -> int:
+        newest = DeltaTable(self._uri).transaction_version(query)
+        return -1 if newest is None else newest
 
 
 class IcebergTarget:
@@ -121,6 +135,9 @@ class IcebergTarget:
     def rows(self) -> list[Total]:
         return _totals(self.catalog().load_table("bank.totals").scan().to_arrow())
 
+    def newest_batch(self, query: str) -> int:
+        return newest_batch(self.catalog().load_table("bank.totals"), query)
+
 
 class FilesTarget:
     """A folder of Parquet files; the address is its path."""
@@ -138,6 +155,9 @@ class FilesTarget:
 
     def rows(self) -> list[Total]:
         return _totals(pyarrow.dataset.dataset(self._folder, schema=_WRITTEN, format="parquet").to_table())
+
+    def newest_batch(self, query: str) -> int:
+        return max((int(path.stem) for path in self._folder.glob(f"query={query}/[0-9]*.parquet")), default=-1)
 
 
 def _totals(table: pa.Table) -> list[Total]:

@@ -156,10 +156,12 @@ def test_iceberg_tables_whose_commits_are_retried_are_refused(spark: SparkSessio
 
 @pytest.mark.extended
 @pytest.mark.timeout(7200)
-def test_every_row_is_there_once_after_many_kills(sink: str, tmp_path: Path) -> None:
-    outcome = survive(sink, tmp_path, KILLS, seed=1)
-    assert outcome.differences == []
+def test_every_row_is_there_once_after_many_kills(tmp_path: Path) -> None:
+    sinks = [sink for sink in sorted(TARGETS) if sink != "postgres" or not missing_programs()]
+    outcome = survive(sinks, tmp_path, KILLS, seed=1)
+    assert {sink: found.differences for sink, found in outcome.sinks.items()} == {sink: [] for sink in sinks}
     assert set(outcome.kills) == set(Death)
+    assert all(found.ahead >= outcome.kills[Death.AFTER] for found in outcome.sinks.values())
 
 
 def test_the_comparison_finds_missing_and_repeated_rows() -> None:
