@@ -435,7 +435,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
 
 SMOKE = {"states", "states in pandas mode", "timers of processing time"}
 RECORDED = Path(__file__).with_name("recorded.json")
-"""Digests of the batches that Spark's own operator returned in each scenario."""
+"""Digests of the batches that Spark's own operator returned in each scenario, written by record.py."""
 
 every_scenario = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.smoke if name in SMOKE else ()) for name in SCENARIOS]
@@ -467,7 +467,7 @@ def test_every_batch_is_the_same(session: SparkSession, tmp_path: Path, name: st
     require_same(expected, found)
     for text in failures:
         require_own_error(text)
-    assert IS_4_1 or digests(expected) == json.loads(RECORDED.read_text())[name], "record Spark's output again"
+    assert IS_4_1 or digests(expected) == json.loads(RECORDED.read_text())[name], "run tests.spark.dropin.record"
 
 
 def require_same(expected: Answer, found: Answer) -> None:
