@@ -67,6 +67,9 @@ def test_the_page_of_a_running_query_has_its_durations(spark: SparkSession, tmp_
 class SlowStore(KeptStore):
     """Takes longer for a changeset than a restore may take without a report."""
 
+    def __init__(self, location: str) -> None:
+        super().__init__(location.removeprefix("slow:"))
+
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         if "/changes/" in name:
             time.sleep(1.1)
@@ -88,8 +91,8 @@ class Restores(statelog.Observer):
 
 
 def test_a_restore_is_shown_before_the_first_batch_is_over(spark: SparkSession, tmp_path: Path) -> None:
-    statelog.register_store("kept", SlowStore)
-    job = replace(Job(tmp_path), location=f"kept:{tmp_path}/state").add(make_orders(3))
+    statelog.register_store("slow", SlowStore)
+    job = replace(Job(tmp_path), location=f"slow:{tmp_path}/state").add(make_orders(3))
     stored = Options(inline_budget_bytes=0, file_merging="off", local_directory=str(tmp_path / "one"))
     job.run(job.ledger(spark, 2, stored))
     job.add(make_orders(1, seed=2))
