@@ -86,7 +86,7 @@ def _observed(query: Any) -> dict[tuple[int, str], dict[str, Any]]:
     """The observed metrics of statelog's operators, by batch and name."""
     query.awaitTermination()
     return {
-        (progress.batchId, name): row.asDict()
+        (progress.batchId, name): dict(row.checkpoint)
         for progress in query.recentProgress
         for name, row in progress.observedMetrics.items()
         if name.startswith("statelog.")

@@ -20,6 +20,8 @@ from statelog.convert.types import arrow_type
 from statelog.metrics import CheckpointMetrics, meanings
 
 REPORT_COLUMN: Final = "__statelog_report"
+OBSERVED: Final = "checkpoint"
+"""The name of the numbers in an operator's entry of ``observedMetrics``."""
 
 _REPORT: Final = pa.field(REPORT_COLUMN, pa.list_(pa.float64()))
 _LARGEST_BYTES: Final = 16
@@ -47,16 +49,16 @@ def observed(rows: DataFrame, uid: str) -> DataFrame:
     A batch may be computed several times, and then has several reports, of which the largest counts: with the later
     revision, and of one revision all have the same numbers.
     """
-    # One aggregate of the whole report: Spark generates code for each aggregate, in every task anew.
-    report = F.max(F.col(REPORT_COLUMN))
-    numbers = [_number(report, place, name) for place, name in enumerate(meanings())]
-    seen = rows.observe(observation_of(uid), *numbers)
+    # One aggregate, and one result: Spark generates code for each aggregate, in every task of every batch.
+    largest = F.array(F.max(F.col(REPORT_COLUMN)))
+    numbers = F.get(F.transform(largest, lambda report: F.struct(*_numbers(report))), F.lit(0))
+    seen = rows.observe(observation_of(uid), numbers.alias(OBSERVED))
     return seen.filter(F.col(REPORT_COLUMN).isNull()).drop(REPORT_COLUMN)
 
 
-def _number(report: Column, place: int, name: str) -> Column:
-    number = F.get(report, F.lit(place))
-    return (number.cast("long") if name in _LONG else number).alias(name)
+def _numbers(report: Column) -> list[Column]:
+    numbers = [(name, F.get(report, F.lit(place))) for place, name in enumerate(meanings())]
+    return [(number.cast("long") if name in _LONG else number).alias(name) for name, number in numbers]
 
 
 # ---- The tasks ----
