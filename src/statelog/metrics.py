@@ -209,7 +209,8 @@ class HotKey:
     key_group : int
         Its key group.
     key : tuple or None
-        The values of the grouping columns; None with ``Options(redact_keys=True)``, and for a key of more than 1 kB.
+        The values of the grouping columns; None with ``Options(redact_keys=True)``, for a key of more than 1 kB, and
+        for values that Python lacks, such as dates after the year 9999.
     """
 
     rows: int

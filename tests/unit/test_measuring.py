@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.batch import AcceptedAck
@@ -109,6 +110,27 @@ def test_the_size_of_a_state_leaves_out_deleted_ones() -> None:
     found = metrics_of(entry, taken, Recorded())
     assert found.states == {"count": StateMetrics(7, 70), "other": StateMetrics(0, 0)}
     assert (found.state_rows, found.state_bytes) == (7, 70)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "encoded"),
+    [
+        (pa.date32(), pa.scalar(4_000_000, pa.date32()), None),
+        (pa.timestamp("us", "UTC"), pa.scalar((1 << 62) + 1, pa.timestamp("us", "UTC")), None),
+        (pa.string(), None, b"\x01\x00\x00\x00\x01\xff"),
+    ],
+    ids=["date", "timestamp", "no UTF-8"],
+)
+def test_a_hot_key_that_python_cannot_hold_fails_no_checkpoint(
+    kind: pa.DataType, value: pa.Scalar | None, encoded: bytes | None
+) -> None:
+    schema = pa.schema([("id", kind)])
+    key = encoded or KeyCodec(schema).encode_columns([pa.array([value], kind)])[0].as_py()
+    taken = [ack(0), ack(1)]
+    taken[0].ack = replace(taken[0].ack, hot_keys=[(9, 1, key)])
+    found = metrics_of(replace(_entry(), key_schema=encode_schema(schema)), taken, Recorded())
+    assert found.hot_keys == [HotKey(9, 1, None)]
+    assert found.hottest_key_rows == 9
 
 
 def test_the_hottest_keys_are_those_of_all_subtasks() -> None:

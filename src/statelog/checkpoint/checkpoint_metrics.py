@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+from functools import lru_cache
+from typing import Any
 
 from statelog.checkpoint.batch import AcceptedAck
 from statelog.checkpoint.garbage import Inventory
@@ -105,5 +107,18 @@ def _hot_keys(acks: list[AcceptedAck], key_schema: bytes) -> list[HotKey]:
     found = heapq.nlargest(MOST, (hot for accepted in acks for hot in accepted.ack.hot_keys))
     if not found:
         return []
-    codec = KeyCodec(decode_schema(key_schema))
-    return [HotKey(rows, group, codec.decode(key) if key else None) for rows, group, key in found]
+    codec = _key_codec(key_schema)
+    return [HotKey(rows, group, _decoded(codec, key)) for rows, group, key in found]
+
+
+def _decoded(codec: KeyCodec, key: bytes) -> tuple[Any, ...] | None:
+    """The values of a key; None if it was not told, or Python has no such value, as for a date after the year 9999."""
+    try:
+        return codec.decode_all([key])[0] if key else None
+    except (ValueError, ArithmeticError):
+        return None  # the checkpoint is durable already, so nothing may fail here
+
+
+@lru_cache(maxsize=64)
+def _key_codec(key_schema: bytes) -> KeyCodec:
+    return KeyCodec(decode_schema(key_schema))

@@ -8,17 +8,17 @@ sink has never had: Spark deals it anew to all batches but the first.
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.log_fields import get_logger
 from statelog.spark import internals
 from statelog.spark.checkpoint_location import open_checkpoint
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _LOG: Final = "_spark_metadata"
 """The sink's log in its folder; an entry has the number of a batch, and each tenth one ends with ``.compact``."""
