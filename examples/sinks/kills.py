@@ -44,7 +44,7 @@ class Death(StrEnum):
 
 @dataclass(frozen=True)
 class SinkOutcome:
-    """What has come of one sink.
+    """The outcome for one sink.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class SinkOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has come of it.
+    """The outcome for all sinks.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Outcome:
     rows : int
         Rows that each target must hold.
     sinks : dict of str to SinkOutcome
-        What has come of each sink.
+        The outcome for each sink.
     """
 
     kills: Counter[Death]

@@ -237,7 +237,7 @@ def test_a_history_that_is_not_there(history: statelog.PageServer, query_text: s
     assert problem in unescape(ask(history, f"/checkpoints?{query_text}")[1])
 
 
-# ---- What a driver knows ----
+# ---- The driver's own figures ----
 
 
 class Live:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
+import statelog
 from statelog.log_fields import LogFields, get_logger, in_background, log_fields, set_log_fields
 
 FORMAT = logging.Formatter("%(statelog_operator)s/%(statelog_batch)s/%(statelog_subtask)s %(message)s")
@@ -52,3 +54,9 @@ def test_a_worker_sets_the_fields_of_its_task(caplog: pytest.LogCaptureFixture) 
     thread.start()
     thread.join()
     assert lines(caplog) == ["op/8/0 here"]
+
+
+def test_every_logger_of_the_library_has_the_fields() -> None:
+    package = Path(statelog.__file__).parent
+    makers = {path.name for path in package.rglob("*.py") if "logging.getLogger" in path.read_text()}
+    assert makers == {"log_fields.py"}

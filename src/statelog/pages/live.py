@@ -1,4 +1,4 @@
-"""What the driver of a running query knows beside the stored files, and where the page finds it."""
+"""The driver's own figures of a running query, for the page."""
 
 from __future__ import annotations
 
