@@ -52,6 +52,7 @@ class ErrorKind(StrEnum):
     TOO_LARGE = "too-large"
     STATE_USAGE = "state-usage"
     COPIES_DIFFER = "copies-differ"
+    RESULT_CHANGED = "result-changed"
     CHECKPOINT_MISSING = "checkpoint-missing"
     CHECKPOINT_INCOMPLETE = "checkpoint-incomplete"
     LOCATION_NOT_SHARED = "location-not-shared"

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from statelog.checkpoint.batch import Batch
-from statelog.checkpoint.history import History
+from statelog.checkpoint.batch import Batch, OperatorBatch
 from statelog.checkpoint.protocol import Ack, Begin, TaskId
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.checkpoint.settings import require_convertible
 from statelog.errors import (
     ConfigurationError,
-    CorruptionError,
     ErrorKind,
     FencedError,
     ProtocolError,
     StateMissingError,
 )
-from statelog.log.entry import Checkpoint, Entry, QueryOperators, Settings, gave_up, renamed_to
+from statelog.log.entry import Checkpoint, QueryCheckpoint, Settings
 from statelog.operators.unkeyed.states import OperatorStateDescriptor
 from statelog.operators.watermark import WatermarkPolicy
+from statelog.options import Options
 from statelog.runs.evolution import require_evolution
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
@@ -40,10 +40,15 @@ class OperatorConfig:
     """The operator's own watermark; None if it follows Spark's."""
     deleted: tuple[str, ...] = ()
     """States to delete if they exist."""
-    operators: QueryOperators | None = None
-    """All operators of the query; None if unknown."""
     settings: Settings = field(default_factory=dict)
     """The settings on which the stored state of a keyed operator depends."""
+    options: Options = field(default_factory=Options)
+    instance: str = ""
+    """The operator's place in the driver's program; it tells two operators with the same uid apart."""
+    in_front: frozenset[str] = frozenset()
+    """The uids of the operators from which its rows come."""
+    stores_output: bool = False
+    """Whether it stores the query's output, for a sink that gets the stored rows."""
 
     @property
     def has_keys(self) -> bool:
@@ -56,72 +61,71 @@ class OperatorConfig:
         return not self.has_keys and bool(self.states)
 
 
-def begins_state(entries: Sequence[Entry], query_id: str, first_batch: int, is_added: Callable[[], bool]) -> bool:
-    """Whether a start's first batch begins with no state of earlier batches, and an initial state counts.
+def require_distinct(roster: Sequence[OperatorConfig]) -> None:
+    """Raise ConfigurationError if two operators of a query have one uid."""
+    uids = [config.uid for config in roster]
+    for uid in uids:
+        if uids.count(uid) > 1:
+            raise ConfigurationError(
+                f"The query has two stateful operators named '{uid}'.",
+                kind=ErrorKind.UID_REQUIRED,
+                hint="Give each operator a name of its own: transformWithState(..., uid='...').",
+            )
 
-    That is so for batch 0, for an operator whose state was given up, and for one that was added to the query, as
-    `is_added` tells from the checkpoints of the others. A start that repeats such a batch begins so again.
+
+def admit(
+    query: QueryHistory, roster: Sequence[OperatorConfig], first_batch: int, time_before_ms: int | None, name: str
+) -> dict[str, str]:
+    """Check that a start may continue with its first batch, and return the identities of its operators by uid.
+
+    Operators that begin their state with this batch have none yet. `time_before_ms` is Spark's time of the batch before
+    it; None if Spark has forgotten it. `name` is the location, in messages.
+
+    Raises ConfigurationError if another query or another copy of the query wrote the state, if the start lacks an
+    operator, or if the keys, states or settings of one do not fit; StateMissingError if the checkpoint before
+    `first_batch` does not exist; CorruptionError if one before the newest is lost.
     """
-    if first_batch == 0:
-        return True
-    history = History(entries)
-    before = history.at(first_batch - 1)
-    if before is not None:
-        return before.is_initial
-    if any(checkpoint.batch < first_batch for checkpoint in history.checkpoints):
-        return False
-    return (gave_up(entries, query_id) and not renamed_to(entries, query_id)) or is_added()
-
-
-def require_admission(
-    config: OperatorConfig,
-    history: History,
-    first_batch: int,
-    time_before_ms: int | None,
-    name: str,
-    *,
-    begins: bool = False,
-) -> None:
-    """Check that a location's state belongs to this operator and reaches up to Spark's first batch.
-
-    `time_before_ms` is Spark's time of the batch before that one; None if Spark has forgotten it. With `begins` the
-    operator needs no state, as :func:`begins_state` tells.
-
-    Raises ConfigurationError if another query, another operator or another copy of the query wrote the state, or if its
-    keys, states or settings do not fit this start's; StateMissingError if the checkpoint before `first_batch` does not
-    exist; CorruptionError if one before the newest is lost.
-    """
-    require_complete(history, name)
-    latest = history.latest
-    if latest is not None and (latest.query_id, latest.uid) != (config.query_id, config.uid):
+    query.require_complete(name)
+    query_id = roster[0].query_id
+    latest = query.latest
+    if latest is not None and latest.query_id != query_id:
         raise ConfigurationError(
-            f"{name}: the state there belongs to operator '{latest.uid}' of query {latest.query_id},"
-            f" not to query {config.query_id}.",
+            f"{name}: the state there belongs to query {latest.query_id}, not to query {query_id}.",
             kind=ErrorKind.OTHER_OWNER,
             hint="Give this query another location, or start it with the checkpointLocation that the state belongs to.",
         )
-    if begins or first_batch == 0:
-        return
-    before = history.at(first_batch - 1) if history.has_batch(first_batch - 1) else None
+    if first_batch == 0 or (latest is None and query.begins_empty):
+        return {}
+    before = query.at(first_batch - 1) if query.has_batch(first_batch - 1) else None
     if before is None:
-        raise _missing(history, first_batch, name)
+        raise _missing(query, first_batch, name)
     if time_before_ms is not None and before.batch_time_ms != time_before_ms:
         raise _of_a_copy(before, time_before_ms, name)
-    _require_same_schemas(config, before, name)
+    names = query.names_at(before.batch)
+    require_none_removed(names, {config.uid for config in roster}, before.batch, name)
+    found: dict[str, str] = {}
+    for config in roster:
+        if config.uid not in names:
+            continue
+        found[config.uid] = names[config.uid]
+        own = query.histories[names[config.uid]].at(before.batch)
+        assert own is not None, "the checkpoint has a section of the operator"
+        _require_same_schemas(config, own, f"operator '{config.uid}' at {name}")
+    return found
 
 
-def require_complete(history: History, name: str) -> None:
-    """Raise CorruptionError if a checkpoint before the newest is lost."""
-    missing = history.first_missing
-    if missing is not None:
-        raise CorruptionError(
-            f"{name}: the log lacks checkpoint {missing}, which later ones build on: files of it are gone.",
-            kind=ErrorKind.OBJECT_MISSING,
-            hint="Restore the log's folder from a copy; the state cannot be rebuilt without them.",
+def require_none_removed(names: Collection[str], roster: Collection[str], batch: int, name: str) -> None:
+    """Raise ConfigurationError if a start lacks an operator of the checkpoint before its first batch."""
+    for uid in sorted(set(names) - set(roster)):
+        raise ConfigurationError(
+            f"{name}: at batch {batch} the query also has an operator '{uid}', which this start lacks.",
+            kind=ErrorKind.OPERATOR_REMOVED,
+            hint=f"Was the uid changed? Use '{uid}', or statelog.rename. To go on without the operator,"
+            f" stop the query and give its state up: statelog.forget(checkpointLocation, '{uid}').",
         )
 
 
-def _of_a_copy(before: Checkpoint, time_before_ms: int, name: str) -> ConfigurationError:
+def _of_a_copy(before: QueryCheckpoint, time_before_ms: int, name: str) -> ConfigurationError:
     return ConfigurationError(
         f"{name}: checkpoint {before.batch} is that of a batch at {_moment(before.batch_time_ms)}, but batch"
         f" {before.batch} in Spark's checkpoint was at {_moment(time_before_ms)}: another copy of the query wrote it.",
@@ -136,8 +140,8 @@ def _moment(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(time_ms / 1000, tz=UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"
 
 
-def _missing(history: History, batch: int, name: str) -> StateMissingError:
-    latest, oldest = history.latest, history.oldest
+def _missing(query: QueryHistory, batch: int, name: str) -> StateMissingError:
+    latest, oldest = query.latest, query.oldest
     if oldest is not None and batch <= oldest.batch:
         return StateMissingError(
             f"{name}: Spark wants to run batch {batch}, which needs checkpoint {batch - 1}, but the oldest that is"
@@ -147,9 +151,8 @@ def _missing(history: History, batch: int, name: str) -> StateMissingError:
         )
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
     hint = (
-        "Was the uid or the location changed? Use the old ones, or start with a new checkpointLocation. If the operator"
-        " is new in the query, or its state is to be given up, stop the query and run"
-        " statelog.forget(checkpointLocation, uid): then it starts empty."
+        "Was the location changed? Use the old one, or start with a new checkpointLocation. If the query has had no"
+        " operator of statelog's so far, stop it and run statelog.forget(checkpointLocation, uid): then it starts empty."
         + (
             " Or did the first batch run no action on the operator's output? Then run"
             " statelog.rewind(checkpointLocation)."
@@ -223,7 +226,9 @@ def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     )
 
 
-def incomplete_batch(batch: int, current: Batch | None, parallelism: int, name: str) -> StateMissingError:
+def incomplete_batch(
+    batch: int, current: Batch | None, roster: Sequence[OperatorConfig], name: str
+) -> StateMissingError:
     """The error for a batch that is over for Spark but has no checkpoint.
 
     `current` is the newest batch that subtasks have begun.
@@ -231,12 +236,12 @@ def incomplete_batch(batch: int, current: Batch | None, parallelism: int, name: 
     if current is None or batch > current.number:
         what = f"no subtask ran in batch {batch}"
     else:
-        missing = current.missing(parallelism)
-        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        missing = {config.uid: current.operators[config.uid].missing(config.parallelism) for config in roster}
+        shown = "; ".join(f"operator '{uid}': {_some(subtasks)}" for uid, subtasks in missing.items() if subtasks)
         what = f"of batch {batch} these subtasks did not run to their end: {shown}"
     return StateMissingError(
         f"{name}: checkpoint {batch} does not exist: {what}. An action of the query did not"
-        " read the operator's whole output (limit, take, first, isEmpty, or no action at all in"
+        " read the operators' whole output (limit, take, first, isEmpty, or no action at all in"
         " foreachBatch).",
         kind=ErrorKind.CHECKPOINT_INCOMPLETE,
         hint="Run an action that reads everything in every batch. Then stop the query, run"
@@ -244,7 +249,11 @@ def incomplete_batch(batch: int, current: Batch | None, parallelism: int, name: 
     )
 
 
-def require_own_partition(request: Begin, batch: Batch, config: OperatorConfig, name: str) -> None:
+def _some(subtasks: Sequence[int]) -> str:
+    return ", ".join(map(str, subtasks[:10])) + (", ..." if len(subtasks) > 10 else "")
+
+
+def require_own_partition(request: Begin, batch: OperatorBatch, config: OperatorConfig, name: str) -> None:
     """Raise ConfigurationError for a partition that the operator has not made, or rows of another batch."""
     task = request.task
     is_misplaced = request.input_rows > 0 and request.partition != task.subtask

@@ -47,8 +47,8 @@ class Attempt:
     call: Callable[[Request, bytes], Reply]
     """Sends a request and its payload to the coordinator."""
     memory: WorkerMemory
-    local: Path
-    """The subtask's local directory."""
+    local_of: Callable[[str], Path]
+    """Gives the subtask's local directory, by the operator's identity."""
     open_store: Callable[[str], Store]
     """Opens the store of a location."""
     clock: Clock
@@ -67,13 +67,13 @@ class Attempt:
         return f"{self.task.batch}-{self.token}"
 
     @contextmanager
-    def local_in_use(self) -> Iterator[None]:
+    def local_in_use(self, local: Path) -> Iterator[None]:
         """Hold the local directory during the block, and then remove those that no subtask has used for long."""
         task = self.task
-        with in_use(self.local, task.batch):
+        with in_use(local, task.batch):
             yield
         if is_turn_to_remove(task.batch, task.subtask, self.parallelism):
-            remove_unused(self.local, task.batch)
+            remove_unused(local, task.batch)
 
     def begin(self, input_rows: int, time_ms: int | None) -> Begun | None:
         """Ask the coordinator for the state before the batch; `time_ms` is the batch time in the rows.

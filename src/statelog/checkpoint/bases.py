@@ -70,6 +70,8 @@ class BaseMap:
 
     ranges: tuple[BaseRange, ...] = ()
     """Disjoint, in order of hashes. Hashes outside of them have no base."""
+    begins_at: int = 0
+    """The batch with which the operator's state begins: the first one whose changes count where no base does."""
 
     def replace(self, base: Base) -> Replacement:
         """Let a base count for all key hashes of its subtask."""
@@ -87,7 +89,9 @@ class BaseMap:
             if own.last < base_range.last_hash:
                 added.append(BaseRange(own.last + 1, base_range.last_hash, base_range.base))
         return Replacement(
-            BaseMap(tuple(sorted([*kept, *added], key=lambda base_range: base_range.first_hash))), added, removed
+            BaseMap(tuple(sorted([*kept, *added], key=lambda base_range: base_range.first_hash)), self.begins_at),
+            added,
+            removed,
         )
 
     def within(self, hashes: HashRange) -> list[BaseRange]:
@@ -109,8 +113,8 @@ class BaseMap:
 
     @cached_property
     def through(self) -> int:
-        """The last batch that every key's base includes; -1 if some keys have none."""
-        return min(gap.first_batch for gap in _gaps(self.ranges, HashRange(0, _LAST_HASH))) - 1
+        """The last batch that every key's base includes; the one before the state's begin if some keys have none."""
+        return min(gap.first_batch for gap in self._gaps(self.ranges, HashRange(0, _LAST_HASH))) - 1
 
     def base_of(self, subtask: int, parallelism: int) -> Base | None:
         """The base that a subtask has made itself, if it counts for all its keys."""
@@ -145,18 +149,17 @@ class BaseMap:
                 runs = [run for run in level.runs if run.first_hash <= last and first <= run.last_hash]
                 levels.append(Level(level.first, level.last, digest, after, first, last, runs))
                 digest = after
-        return BaseView(levels, digest, _gaps(ranges, hashes))
+        return BaseView(levels, digest, self._gaps(ranges, hashes))
 
-
-def _gaps(ranges: Sequence[BaseRange], hashes: HashRange) -> list[Gap]:
-    """The gaps of some base ranges, for all of a range of hashes."""
-    gaps: list[Gap] = []
-    next_hash = hashes.first
-    for base_range in ranges:
-        if next_hash < base_range.first_hash:
-            gaps.append(Gap(next_hash, base_range.first_hash - 1, 0))
-        gaps.append(Gap(base_range.first_hash, base_range.last_hash, base_range.base.through + 1))
-        next_hash = base_range.last_hash + 1
-    if next_hash <= hashes.last:
-        gaps.append(Gap(next_hash, hashes.last, 0))
-    return gaps
+    def _gaps(self, ranges: Sequence[BaseRange], hashes: HashRange) -> list[Gap]:
+        """The gaps of some base ranges, for all of a range of hashes."""
+        gaps: list[Gap] = []
+        next_hash = hashes.first
+        for base_range in ranges:
+            if next_hash < base_range.first_hash:
+                gaps.append(Gap(next_hash, base_range.first_hash - 1, self.begins_at))
+            gaps.append(Gap(base_range.first_hash, base_range.last_hash, base_range.base.through + 1))
+            next_hash = base_range.last_hash + 1
+        if next_hash <= hashes.last:
+            gaps.append(Gap(next_hash, hashes.last, self.begins_at))
+        return gaps

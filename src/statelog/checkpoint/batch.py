@@ -1,4 +1,4 @@
-"""The batch in progress: its attempts, and which of their acks counts."""
+"""The batch in progress: its attempts, which of their acks counts, and what a durable entry covers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 from statelog.checkpoint.protocol import Ack
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.log.references import Level, SegmentRef
 from statelog.log_fields import get_logger
 from statelog.metrics import CheckpointMetrics
@@ -88,21 +88,22 @@ class AcceptedAck:
 
 
 @dataclass
-class Batch:
-    """A batch that Spark can still repeat, because no later one has begun."""
+class OperatorBatch:
+    """A batch of one operator: the attempts of its subtasks and their results."""
 
     number: int
     time: BatchTime
+    """With the operator's own watermark, if it has one."""
     begun: dict[int, int] = field(default_factory=dict)
     """Subtask of each attempt that has begun, by attempt id."""
     acks: dict[int, AcceptedAck] = field(default_factory=dict)
     """The ack that counts, by subtask."""
     durable: Checkpoint | None = None
-    """The log entry, once there is one."""
+    """The operator's part of the newest entry, once there is one."""
     is_written: bool = False
     """Whether the log may hold an entry, even if its write reported a failure."""
     metrics: CheckpointMetrics | None = None
-    """Of the newest entry."""
+    """Of the acks that count, once all subtasks have acked."""
 
     def missing(self, parallelism: int) -> list[int]:
         """Subtasks that have not acked."""
@@ -114,6 +115,15 @@ class Batch:
         counted = {one.ack.task.attempt for one in self.acks.values()}
         return {subtask for attempt, subtask in self.begun.items() if attempt not in counted}
 
+    def differs(self, ack: Ack) -> bool:
+        """Whether an ack would replace that of an earlier attempt with another result."""
+        former = self.acks.get(ack.task.subtask)
+        return (
+            former is not None
+            and former.ack.checksums != ack.checksums
+            and ack.task.attempt >= former.ack.task.attempt
+        )
+
     def accept(self, accepted: AcceptedAck, name: str) -> bool:
         """Let an ack count and return True, unless a later attempt's ack or one with the same result already does.
 
@@ -124,7 +134,7 @@ class Batch:
         if former is None:
             self.acks[ack.task.subtask] = accepted
             return True
-        if former.ack.checksums == ack.checksums or ack.task.attempt < former.ack.task.attempt:
+        if not self.differs(ack):
             return False
         if former.ack.last.input_rows > 0 and ack.last.input_rows == 0:
             raise ConfigurationError(
@@ -146,3 +156,54 @@ class Batch:
         )
         self.acks[ack.task.subtask] = accepted
         return True
+
+
+class InlineBudget:
+    """Divides the bytes that may travel with the acks of a batch among the subtasks of all operators.
+
+    A subtask's limit is what is left, divided by the subtasks still to begin. It stays for the batch: a limit decides
+    where changes are cut into parts, and two attempts must cut alike to have equal results.
+    """
+
+    def __init__(self, total_bytes: int, subtasks: int) -> None:
+        self._left = total_bytes
+        self._to_begin = subtasks
+        self._limits: dict[tuple[str, int], int] = {}
+        self._reserved: dict[tuple[str, int], int] = {}
+
+    def limit_of(self, uid: str, subtask: int) -> int:
+        """The limit of a subtask that begins, in bytes."""
+        key = uid, subtask
+        if key not in self._limits:
+            self._limits[key] = self._reserved[key] = max(self._left, 0) // max(self._to_begin, 1)
+            self._left -= self._limits[key]
+            self._to_begin -= 1
+        return self._limits[key]
+
+    def sent(self, uid: str, subtask: int, size_bytes: int) -> None:
+        """Note how much a subtask has sent: the rest of its limit goes to those that begin later."""
+        self._left += self._reserved.get((uid, subtask), 0) - size_bytes
+        self._reserved[uid, subtask] = size_bytes
+
+
+@dataclass
+class Batch:
+    """A batch of the query that Spark can still repeat, because no later one has begun."""
+
+    number: int
+    time: BatchTime
+    """Spark's."""
+    operators: dict[str, OperatorBatch]
+    """By uid."""
+    budget: InlineBudget
+    durable: QueryCheckpoint | None = None
+    """The log entry, once there is one."""
+    accepted: int = 0
+    """How many acks have come to count."""
+    covered: int = 0
+    """How many of them the durable entry covers."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that counts is durable."""
+        return self.durable is not None and self.covered == self.accepted

@@ -60,10 +60,10 @@ class PartsWriter:
         self._parts = parts
         self._attempt = attempt
         self._begun = begun
-        self._part_bytes = max(options.upload_part_bytes, begun.inline_bytes)
+        self._part_bytes = max(options.upload_part_bytes, begun.permit.inline_bytes)
         self._segments: list[SegmentRef] = []
         self._uploads = Uploads(
-            lambda: attempt.open_store(begun.store),
+            lambda: attempt.open_store(begun.permit.store),
             max_bytes=options.max_in_flight_bytes,
             threads=options.upload_threads,
             recorder=attempt.measurements,
@@ -93,14 +93,14 @@ class PartsWriter:
     def _last_part(self, input_rows: int) -> bytes:
         """Write the remaining rows; returns their bytes if they go with the ack."""
         data, rows = self._parts.take_part(self._attempt.options.codec)
-        if len(data) <= self._begun.inline_bytes or not rows:
+        if len(data) <= self._begun.permit.inline_bytes or not rows:
             self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows))
             return data
         self._upload(data, rows, input_rows)
         return b""
 
     def _upload(self, data: bytes, rows: int, input_rows: int = 0) -> None:
-        name = f"{self._begun.upload_prefix}/{self._attempt.file_token}-{len(self._segments)}.run"
+        name = f"{self._begun.permit.upload_prefix}/{self._attempt.file_token}-{len(self._segments)}.run"
         self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows, name))
         self._attempt.stopwatch.call(Part.UPLOAD, self._uploads.add, name, data)
 
@@ -143,7 +143,7 @@ class ChangesetWriter(PartsWriter):
         return local_run, Changeset([self._segment(checksum, 0, rows, input_rows)], b"")
 
     def _local_run(self, checksums: list[bytes]) -> LocalRun:
-        batch, head = self._attempt.task.batch, self._begun.head
+        batch, head = self._attempt.task.batch, self._begun.view.head
         return LocalRun(batch, batch, head, digests.extend(head, batch, checksums))
 
 

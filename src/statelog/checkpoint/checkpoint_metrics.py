@@ -1,15 +1,17 @@
-"""Makes the metrics of a durable checkpoint."""
+"""Makes the metrics of an operator in a checkpoint."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import AcceptedAck
-from statelog.checkpoint.garbage import Inventory
+from statelog.checkpoint.garbage import Retention
 from statelog.checkpoint.materialization import MaterializationPolicy
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import Section
 from statelog.metrics import CheckpointMetrics, HotKey, HotKeyGroup, Recorded, StateMetrics, SubtaskMetrics
 from statelog.operators.keyed.hot_keys import MOST
 from statelog.runs.keys import KeyCodec
@@ -18,46 +20,50 @@ from statelog.stopwatch import Part
 
 
 def checkpoint_metrics(
-    entry: Checkpoint,
-    acks: list[AcceptedAck],
+    config: OperatorConfig,
+    section: Section,
+    acks: Sequence[AcceptedAck],
     policy: MaterializationPolicy,
-    inventory: Inventory,
+    retention: Retention,
     *,
+    batch: int,
+    revision: int,
     last_ack_s: float,
-    durable_s: float,
+    end_s: float,
     log_files: int,
     measured: Recorded,
 ) -> CheckpointMetrics:
-    """Build the metrics of a durable checkpoint.
+    """Build the metrics of an operator in a checkpoint.
 
-    `last_ack_s` and `durable_s` are the times of the last ack and of the durable entry, by the driver's own clock.
-    `log_files` is the number of log files made for it, `measured` has the store requests since the previous checkpoint.
+    `last_ack_s` is the time of the operator's last ack, by the driver's own clock. `end_s` is that of the durable
+    entry if this ack completed the query's batch, otherwise equal to it. `log_files` is the number of log files made
+    for the entry, `measured` has the store requests since the previous checkpoint.
     """
-    subtasks = [_subtask_metrics(accepted, durable_s) for accepted in acks]
-    states = _state_metrics(entry, acks)
-    hot_keys = _hot_keys(acks, entry.key_schema)
+    subtasks = [_subtask_metrics(accepted, end_s) for accepted in acks]
+    states = _state_metrics(section, acks)
+    hot_keys = _hot_keys(acks, section.key_schema)
     uploads = sum(len(accepted.ack.names) for accepted in acks)
     return CheckpointMetrics(
-        query_id=entry.query_id,
-        uid=entry.uid,
-        batch=entry.batch,
-        revision=entry.revision,
-        parallelism=entry.parallelism,
+        query_id=config.query_id,
+        uid=config.uid,
+        batch=batch,
+        revision=revision,
+        parallelism=config.parallelism,
         input_rows=sum(subtask.input_rows for subtask in subtasks),
         late_rows=sum(accepted.ack.late_rows for accepted in acks),
-        watermark_ms=entry.watermark_ms,
+        watermark_ms=section.watermark_ms,
         changes=sum(subtask.changes for subtask in subtasks),
         changed_bytes=sum(subtask.changed_bytes for subtask in subtasks),
         objects=uploads + log_files,
-        commit_s=durable_s - last_ack_s,
+        commit_s=end_s - last_ack_s,
         subtask_s=max(accepted.ack.subtask_s for accepted in acks),
         base_bytes=policy.schedule.base_bytes,
         log_bytes=policy.schedule.log_bytes,
-        materialized=len(entry.bases),
-        materialized_bytes=sum(base.levels[-1].length for base in entry.bases),
+        materialized=len(section.bases),
+        materialized_bytes=sum(base.levels[-1].length for base in section.bases),
         materialization_failures=sum(bool(accepted.ack.materialization_failure) for accepted in acks),
-        stored_bytes=inventory.retention.size_bytes,
-        needed_bytes=inventory.retention.needed_bytes,
+        stored_bytes=retention.size_bytes,
+        needed_bytes=retention.needed_bytes,
         restore_s=max(subtask.restore_s for subtask in subtasks),
         restored_bytes=sum(accepted.ack.restored_bytes for accepted in acks),
         state_rows=sum(state.rows for state in states.values()),
@@ -75,7 +81,7 @@ def checkpoint_metrics(
     )
 
 
-def _subtask_metrics(accepted: AcceptedAck, durable_s: float) -> SubtaskMetrics:
+def _subtask_metrics(accepted: AcceptedAck, end_s: float) -> SubtaskMetrics:
     ack, times = accepted.ack, accepted.ack.times
     return SubtaskMetrics(
         subtask=ack.task.subtask,
@@ -87,23 +93,23 @@ def _subtask_metrics(accepted: AcceptedAck, durable_s: float) -> SubtaskMetrics:
         processor_s=times.processor_s,
         encode_s=times.encode_s,
         upload_s=times.upload_s,
-        wait_s=times.wait_s + durable_s - accepted.received_s,
+        wait_s=times.wait_s + end_s - accepted.received_s,
     )
 
 
-def _state_metrics(entry: Checkpoint, acks: list[AcceptedAck]) -> dict[str, StateMetrics]:
+def _state_metrics(section: Section, acks: Sequence[AcceptedAck]) -> dict[str, StateMetrics]:
     """The sizes of the states by name, without states that were deleted."""
-    sizes = {state.name: [0, 0] for state in entry.states}
+    sizes = {state.name: [0, 0] for state in section.states}
     for accepted in acks:
         for stored, (rows, size_bytes) in accepted.ack.state_sizes.items():
             size = sizes.get(plain_name(stored))
-            if size is not None and not is_deleted(stored, entry.generations):
+            if size is not None and not is_deleted(stored, section.generations):
                 size[0] += rows
                 size[1] += size_bytes
     return {name: StateMetrics(*size) for name, size in sizes.items()}
 
 
-def _hot_keys(acks: list[AcceptedAck], key_schema: bytes) -> list[HotKey]:
+def _hot_keys(acks: Sequence[AcceptedAck], key_schema: bytes) -> list[HotKey]:
     found = heapq.nlargest(MOST, (hot for accepted in acks for hot in accepted.ack.hot_keys))
     if not found:
         return []

@@ -1,20 +1,19 @@
-"""Makes a log entry of the acks of a batch."""
+"""Makes an operator's section of a log entry of the acks of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.bases import BaseMap
-from statelog.checkpoint.batch import AcceptedAck, Batch
+from statelog.checkpoint.batch import AcceptedAck
 from statelog.checkpoint.garbage import Inventory
 from statelog.errors import StorageError
 from statelog.local.restore import read_segment
-from statelog.log.entry import Checkpoint, Settings
-from statelog.log.references import Base, Level, SegmentRef, StoredRun
+from statelog.log.entry import Checkpoint, Section, Settings
+from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.log_fields import get_logger
 from statelog.runs.evolution import recorded_schema
 from statelog.runs.schema import StateSchema
@@ -23,54 +22,44 @@ from statelog.storage import Store
 _log: Final = get_logger(__name__)
 
 
-def compose(
+def compose_section(
     config: OperatorConfig,
-    batch: Batch,
+    identity: str,
+    acks: Sequence[AcceptedAck],
     before: Checkpoint | None,
     *,
-    epoch: int,
-    token: bytes,
+    watermark_ms: int,
     generations: Mapping[str, int],
-    log_start: int,
-    retained_from: int,
-    base_map: BaseMap | None,
+    base_ranges: Sequence[BaseRange] | None,
     settings: Settings,
-) -> tuple[Checkpoint, list[bytes]]:
-    """Build the entry of a batch whose subtasks have all acked, and the payload that it carries.
+    begins: bool,
+    offset: int = 0,
+) -> tuple[Section, list[bytes]]:
+    """Build the section of an operator whose subtasks have all acked, and the payload that it carries.
 
-    If the batch is already durable, the entry is its next revision. `token` is 16 unique bytes. `log_start` is the
-    number of the first log file with a needed entry, `retained_from` the oldest batch that can be restored. `base_map`
-    is the map before this batch, if the entry has to repeat it.
+    `acks` are those that count, in order of the subtasks; `before` is the operator's previous checkpoint. `base_ranges`
+    is the map before this batch, if the section has to repeat it. The payload begins at `offset` of the entry's.
     """
-    acks = [batch.acks[subtask] for subtask in range(config.parallelism)]
-    segments, payload = _place_segments(acks)
-    bases = _place_bases(config, acks, payload)
+    segments, payload = _place_segments(acks, offset)
+    bases = _place_bases(config, acks, payload, offset)
     states = _known_states(config, before)
-    entry = Checkpoint(
-        epoch=epoch,
-        batch=batch.number,
-        revision=0 if batch.durable is None else batch.durable.revision + 1,
-        query_id=config.query_id,
-        run_id=config.run_id,
+    section = Section(
+        identity=identity,
         uid=config.uid,
         parallelism=config.parallelism,
         segments=segments,
         key_schema=config.key_schema,
         states=states,
-        batch_time_ms=batch.time.time_ms,
-        watermark_ms=batch.time.watermark_ms,
-        token=token,
+        watermark_ms=watermark_ms,
         max_event_ms=_max_event_ms(config, before, acks),
         element_counts=[] if config.has_keys else _element_counts(states, acks),
         generations=dict(generations),
-        log_start=log_start,
-        retained_from=retained_from,
         bases=bases,
-        base_ranges=None if base_map is None else list(base_map.ranges),
-        operators=config.operators,
+        base_ranges=None if base_ranges is None else list(base_ranges),
         settings=dict(settings),
+        begins=begins,
     )
-    return entry, payload
+    return section, payload
 
 
 def generations_of(config: OperatorConfig, before: Checkpoint | None) -> dict[str, int]:
@@ -92,18 +81,18 @@ def _known_states(config: OperatorConfig, before: Checkpoint | None) -> list[Sta
     return [states[name] for name in sorted(states)]
 
 
-def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, acks: list[AcceptedAck]) -> list[int | None]:
+def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, acks: Sequence[AcceptedAck]) -> list[int | None]:
     if config.watermark is None:
         return []
     seen = [] if before is None else [before.max_event_ms]
     return config.watermark.combine(seen + [accepted.ack.max_event_ms for accepted in acks])
 
 
-def _element_counts(states: list[StateSchema], acks: list[AcceptedAck]) -> list[list[int]]:
+def _element_counts(states: list[StateSchema], acks: Sequence[AcceptedAck]) -> list[list[int]]:
     return [[accepted.ack.element_counts.get(state.name, 0) for state in states] for accepted in acks]
 
 
-def rewrite_snapshots(acks: list[AcceptedAck], store: Store, inventory: Inventory, name: str) -> None:
+def rewrite_snapshots(acks: Sequence[AcceptedAck], store: Store, inventory: Inventory, name: str) -> None:
     """Have the entry store unchanged snapshots again that are in files of which most is waste."""
     for accepted in acks:
         segment = accepted.unchanged_segment
@@ -115,11 +104,10 @@ def rewrite_snapshots(acks: list[AcceptedAck], store: Store, inventory: Inventor
                 _log.warning("%s: a snapshot could not be moved yet: %s", name, error)
 
 
-def _place_segments(acks: list[AcceptedAck]) -> tuple[list[SegmentRef], list[bytes]]:
-    """Place the changesets that are not stored yet one after the other in an entry's payload."""
+def _place_segments(acks: Sequence[AcceptedAck], offset: int) -> tuple[list[SegmentRef], list[bytes]]:
+    """Place the changesets that are not stored yet one after the other in an entry's payload, from an offset on."""
     segments: list[SegmentRef] = []
     payload: list[bytes] = []
-    offset = 0
     for subtask, accepted in enumerate(acks):
         ack = accepted.ack
         if accepted.is_stored or not ack.has_changeset:
@@ -140,9 +128,9 @@ def _place_segments(acks: list[AcceptedAck]) -> tuple[list[SegmentRef], list[byt
     return segments, payload
 
 
-def _place_bases(config: OperatorConfig, acks: list[AcceptedAck], payload: list[bytes]) -> list[Base]:
+def _place_bases(config: OperatorConfig, acks: Sequence[AcceptedAck], payload: list[bytes], offset: int) -> list[Base]:
     """Append the runs that came with the acks to an entry's payload, behind the changesets."""
-    offset = sum(map(len, payload))
+    offset += sum(map(len, payload))
     bases: list[Base] = []
     for subtask, accepted in enumerate(acks):
         if not accepted.levels:

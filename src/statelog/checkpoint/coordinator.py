@@ -1,6 +1,6 @@
-"""The coordinator of one operator in one start: it answers the tasks and writes each checkpoint's log entry.
+"""The coordinator of a query in one start: it answers the tasks and writes each checkpoint's log entry.
 
-It knows nothing of Spark: a callable gives it the times of a batch, and tasks reach it through a server.
+It knows nothing of Spark: a callable gives it the times of a batch, and tasks reach it through a transport.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from statelog.checkpoint.active_operator import ActiveOperator
 from statelog.checkpoint.admission import (
     OperatorConfig,
+    admit,
     incomplete_batch,
+    require_distinct,
     require_own_partition,
-    require_own_segments,
     stale_run,
     stale_task,
 )
-from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
-from statelog.checkpoint.checkpoint_metrics import checkpoint_metrics
-from statelog.checkpoint.commit import compose, generations_of, rewrite_snapshots
+from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime, InlineBudget
+from statelog.checkpoint.commit import rewrite_snapshots
 from statelog.checkpoint.garbage import Inventory
-from statelog.checkpoint.history import History
-from statelog.checkpoint.kept_metrics import KeptMetrics
-from statelog.checkpoint.materialization import MaterializationPolicy
-from statelog.checkpoint.operator_start import OperatorStart
-from statelog.checkpoint.progress import RestoringSubtasks
 from statelog.checkpoint.protocol import (
     Ack,
     Acked,
@@ -33,27 +29,25 @@ from statelog.checkpoint.protocol import (
     Begun,
     Fetch,
     Fetched,
-    JobOutcome,
     Kept,
+    Permit,
     ReadProgress,
     Reply,
     TaskId,
     TaskRequest,
     Witness,
 )
-from statelog.checkpoint.query_operators import OperatorChanges
-from statelog.checkpoint.redistribution import SnapshotView, require_equal_copies, warn_of_large_snapshot
-from statelog.checkpoint.settings import Inherited, inherit
-from statelog.checkpoint.slow import SlowCheckpoints
-from statelog.checkpoint.views import Views
+from statelog.checkpoint.query_history import QueryHistory
+from statelog.checkpoint.views import given_base
 from statelog.clock import Clock
-from statelog.errors import FencedError, ProtocolError, StatelogError, StorageError
+from statelog.errors import ConfigurationError, ErrorKind, FencedError, StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry, QueryCheckpoint, Section
 from statelog.log.numbered import NumberedLog
-from statelog.log.references import SegmentRef, StoredRun
+from statelog.log.open import new_identity
+from statelog.log.references import BaseRange, StoredRun
 from statelog.log_fields import get_logger
-from statelog.metrics import Measurements, RestoreMetrics, Step
+from statelog.metrics import Measurements, Recorded, RestoreMetrics, Step
 from statelog.options import Options
 from statelog.storage import Store
 
@@ -63,22 +57,23 @@ _log = get_logger(__name__)
 class Coordinator:
     """Decides which state each subtask starts from, and what each checkpoint consists of.
 
-    The order of calls is :meth:`open`, then :meth:`begin`, :meth:`fetch` and :meth:`ack` from any thread, then
-    :meth:`close`.
+    The order of calls is :meth:`open`, then :meth:`handle` from any thread, then :meth:`close`.
 
-    `root` is the operator's folder in the store, `location` the store's, for tasks and messages. `new_token` makes 16
-    unique bytes. `batch_time` gives Spark's times of a batch, and raises FencedError if it knows no such batch. `slots`
-    is the number of subtasks that run at a time. With `deletes_in_background` a thread deletes files that are no longer
-    needed, beside the work. `changes` tells whether operators were added or removed.
+    `roster` are the query's operators in this start, `location` is the store's, for tasks and messages. `options` are
+    the query's; those of its operators are in the roster. `new_token` makes 16 unique bytes. `batch_time` gives Spark's
+    times of a batch, and raises FencedError if it knows no such batch. `slots` is the number of subtasks that run at a
+    time. With `deletes_in_background` a thread deletes files that are no longer needed, beside the work.
+
+    An ack is accepted under a short lock. Entries are appended outside of it, one at a time, and each covers all acks
+    that were accepted before it was begun. Raises ConfigurationError if two operators have one uid.
     """
 
     def __init__(
         self,
-        config: OperatorConfig,
+        roster: Sequence[OperatorConfig],
         *,
         store: Store,
         location: str,
-        root: str,
         log: NumberedLog,
         options: Options,
         clock: Clock,
@@ -88,113 +83,148 @@ class Coordinator:
         deletes_in_background: bool,
         slots: int,
         merge_policy: MergePolicy = MERGE_POLICY,
-        changes: OperatorChanges | None = None,
     ) -> None:
-        options = options.for_store(can_append=store.can_append)
-        self._config = config
+        require_distinct(roster)
+        self._roster = sorted(roster, key=lambda config: config.uid)
+        self._options = options.for_store(can_append=store.can_append)
         self._store = store
         self._location = location
-        self._root = root
         self._log = log
-        self._options = options
         self._clock = clock
         self._new_token = new_token
         self._batch_time = batch_time
-        self._lock = threading.Lock()
         self._measurements = measurements
-        self._inventory = Inventory(
-            store, root, self._name, options, clock, deletes_in_background=deletes_in_background
-        )
-        self._policy = MaterializationPolicy(config, self._inventory, options, clock, slots, self._name, merge_policy)
+        self._slots = slots
+        self._merge_policy = merge_policy
+        self._least_log_bytes = merge_policy.small_log_bytes
+        self._inventory = Inventory(store, location, options, clock, deletes_in_background=deletes_in_background)
+        self._subtasks = sum(config.parallelism for config in roster)
+        self._stores_output = any(config.stores_output for config in roster)
+        self._operators: dict[str, ActiveOperator] = {}
         self._retained_from = INITIAL_BATCH
-        self._generations: dict[str, int] = {}
-        self._inherited = Inherited()
-        self._initial: Sequence[str] = ()
-        self._start = OperatorStart(config, self._name, batch_time, changes)
         self._epoch = 0
         self.kept_batch: int | None = None
         """The batch of an earlier start whose checkpoint stays although Spark repeats it; None if there is none."""
+        self._lock = threading.Lock()
+        self._append_lock = threading.Lock()
+        """Held by the thread that appends; taken before the other lock."""
         self._batch: Batch | None = None
-        self._views = Views([], [], [], [])
         self._stopped: StatelogError | None = None
         self._is_closed = False
         self._held_batches: list[int] = []
-        self._large: set[int] = set()
-        """Subtasks of an unkeyed operator that have been warned of a large snapshot."""
-        self._slow = SlowCheckpoints(self._name)
-        self.restoring = RestoringSubtasks(config, options.observer, self._name, clock)
-        self.metrics = KeptMetrics(options.observer)
+
+    # ---- The start ----
 
     @property
-    def history(self) -> History:
+    def history(self) -> QueryHistory:
         """The checkpoints that this start still knows."""
-        return self._inventory.history
+        return self._inventory.query
 
-    @property
-    def _name(self) -> str:
-        return f"operator '{self._config.uid}' at {self._location}/{self._root}"
+    def operator(self, uid: str) -> ActiveOperator:
+        """An operator of the start; KeyError if it has none of this uid."""
+        return self._operators[uid]
 
-    def begins_at(self, first_batch: int) -> bool:
-        """Whether the operator begins its state with this batch, if :meth:`open` comes next."""
-        return first_batch == 0 or self._start.begins(self._log.read(), first_batch)
+    def beginning(self, first_batch: int) -> set[str]:
+        """The operators that begin their state with this batch if :meth:`open` comes next; raises as :func:`admit`."""
+        return {config.uid for config in self._roster} - self._admit(self._log.read(), first_batch).keys()
 
     def open(
         self,
         first_batch: int,
-        given: Mapping[int, Sequence[StoredRun]] | None = None,
+        given: Mapping[str, Mapping[int, Sequence[StoredRun]]] | None = None,
         *,
-        keeps: Callable[[History], bool] = lambda _: False,
+        initial_rows: Mapping[str, Sequence[str]] | None = None,
+        keeps: Callable[[QueryHistory], bool] = lambda _: False,
     ) -> None:
         """Claim the location for this start, and find the state before its first batch.
 
-        `given` is materialized state from before the operator's first batch, by subtask. `keeps` decides, once no other
-        start can write any more, whether the stored checkpoint of the first batch stays; otherwise that batch is
-        computed, again or for the first time. Raises the errors of :meth:`OperatorStart.admit`, and StorageError if the
-        log cannot be read.
+        For operators that begin their state, `given` has materialized state by uid and subtask, and `initial_rows` the
+        objects with rows of an initial state, by uid and then one for each subtask, empty for one without rows.
+        `keeps` decides, once no other start can write any more, whether the stored checkpoint of the first batch stays;
+        otherwise that batch is computed, again or for the first time. Raises the errors of :func:`admit`, and
+        StorageError if the log cannot be read.
         """
         started_s = self._clock.monotonic_s()
         # A start that may not use the location must not fence off the one that owns it: look before claiming.
-        self._start.admit(self._log.read(), first_batch)
+        self._admit(self._log.read(), first_batch)
         entries = self._log.claim(self._make_claim)
-        if keeps(History(entries)):
-            _log.info("%s: batch %d is repeated, and its stored output is handed out again", self._name, first_batch)
+        if keeps(QueryHistory(entries)):
+            _log.info("%s: batch %d is repeated, and its stored output is read again", self._location, first_batch)
             self.kept_batch = first_batch
             first_batch += 1
-        begins = self._start.admit(entries, first_batch)
-        if begins:
-            initial = self._start.initial_entry(entries, first_batch, given or {}, self._log, self._new_token())
-            entries = [*entries, *[self._log.append(entry, []) for entry in initial]]
-        self._inventory.open(entries, self._epoch, self._config.run_id, self._clock)
+        known = self._admit(entries, first_batch)
+        self._inventory.open(entries, self._epoch, self._roster[0].run_id, self._clock)
         self._inventory.points.open(self.history, first_batch)
-        self._inventory.deleter.delete(self._inventory.samples.open(self.history, first_batch))
-        self._retained_from = first_batch - 1 if begins else self._inventory.retained_from()
-        self._policy.schedule.restore(self.history, first_batch - 1)
-        before = self.history.at(first_batch - 1)
-        self._generations = generations_of(self._config, before)
-        self._inherited = inherit(self._config.settings, self._config.states, before, self._name)
+        self._retained_from = self.history.retained_from if known else first_batch - 1
+        taken = self.history.identities
+        for config in self._roster:
+            self._operators[config.uid] = self._activated(config, known.get(config.uid), taken, first_batch, given or {})
+        self._inventory.work_for([operator.identity for operator in self._operators.values()])
+        for uid, objects in (initial_rows or {}).items():
+            if self._operators[uid].begins_at is not None:
+                self._operators[uid].offer_initial_rows(objects)
         log_s = self._clock.monotonic_s() - started_s
-        run = self._config
-        metrics = RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s, begins)
-        self._options.observer.restore(metrics)
+        for config in self._roster:
+            begins = config.uid not in known
+            config.options.observer.restore(
+                RestoreMetrics(
+                    config.query_id, config.uid, first_batch, config.parallelism, len(entries), log_s, begins
+                )
+            )
 
-    def offer_initial_state(self, objects: Sequence[str]) -> None:
-        """Give the subtasks of the operator's first batch the rows of an initial state; call it before they begin.
+    def _admit(self, entries: Sequence[Entry], first_batch: int) -> dict[str, str]:
+        before = first_batch - 1
+        return admit(QueryHistory(entries), self._roster, first_batch, self._known_time_ms(before), self._location)
 
-        `objects` has one name for each subtask, empty for a subtask without rows.
-        """
-        self._initial = objects
+    def _known_time_ms(self, batch: int) -> int | None:
+        """Spark's time of a batch before this start; None if there was none, or Spark has forgotten it."""
+        try:
+            return None if batch < 0 else self._batch_time(batch).time_ms
+        except FencedError:
+            return None
+
+    def _activated(
+        self,
+        config: OperatorConfig,
+        identity: str | None,
+        taken: set[str],
+        first_batch: int,
+        given: Mapping[str, Mapping[int, Sequence[StoredRun]]],
+    ) -> ActiveOperator:
+        base: list[BaseRange] | None = None
+        name = f"operator '{config.uid}' at {self._location}"
+        before = None if identity is None else self.history.histories[identity].at(first_batch - 1)
+        begins_at = first_batch if identity is None else None
+        if identity is None:
+            identity = new_identity(config.uid, self._new_token())
+            while identity in taken:
+                identity = new_identity(config.uid, self._new_token())
+            if config.has_keys and given.get(config.uid):
+                base = given_base(identity, config.parallelism, first_batch - 1, given[config.uid])
+            if first_batch > 0:
+                state = "with the state of its initialTables" if base else "empty"
+                _log.info("%s: it is new in the query as of batch %d, and starts %s", name, first_batch, state)
+        return ActiveOperator(
+            config,
+            identity,
+            before,
+            name=name,
+            first_batch=first_batch,
+            begins_at=begins_at,
+            given=base,
+            inventory=self._inventory,
+            clock=self._clock,
+            slots=self._slots,
+            merge_policy=self._merge_policy,
+            inline_bytes=self._options.inline_bytes(self._subtasks),
+        )
 
     def _make_claim(self, epoch: int) -> Claim:
         self._epoch = epoch
-        run = self._config
-        now_ms = int(self._clock.now_s() * 1000)
-        return Claim(epoch, run.query_id, run.run_id, run.uid, self._new_token(), now_ms)
+        run = self._roster[0]
+        return Claim(epoch, run.query_id, run.run_id, self._new_token(), int(self._clock.now_s() * 1000))
 
-    def durable_checkpoint(self, batch: int) -> Checkpoint:
-        """The checkpoint of the batch that runs now; raises StateMissingError if it is not durable."""
-        with self._lock:
-            self._require_running()
-            return self._durable(batch)
+    # ---- Calls of tasks ----
 
     def handle(self, request: TaskRequest, payload: bytes) -> Reply:
         """Answer a request of a task; the errors are those of the method that does it."""
@@ -204,10 +234,22 @@ class Coordinator:
             case Fetch():
                 return self.fetch(request)
             case ReadProgress():
-                self.restoring.note(request)
+                self._operator_of(request.task).restoring.note(request)
                 return Acked()
             case Ack():
                 return self.ack(request, payload)
+
+    def _operator_of(self, task: TaskId) -> ActiveOperator:
+        operator = self._operators.get(task.uid)
+        if operator is not None and task.instance in ("", operator.config.instance):
+            return operator
+        raise ConfigurationError(
+            f"{self._location}: a task of operator '{task.uid}' ran in query {task.query_id}, which was started without"
+            " this operator.",
+            kind=ErrorKind.STALE_DATAFRAME,
+            hint="Use a streaming DataFrame only in the query that it was built for, and give each operator a uid of"
+            " its own.",
+        )
 
     def _is_kept(self, batch: int) -> bool:
         with self._lock:
@@ -221,224 +263,289 @@ class Coordinator:
         before the batch does not exist, ConfigurationError if the task's partition is not one that the operator made or
         its rows are of another batch.
         """
-        with self._lock:
-            self._require_running()
-            task = request.task
-            batch = self._enter(task)
-            require_own_partition(request, batch, self._config, self._name)
-            batch.begun[task.attempt] = task.subtask
-            before = self.history.at(batch.number - 1)
-            genesis = self._views.genesis_digests[task.subtask]
-            return Begun(
-                epoch=self._epoch,
-                genesis=genesis,
-                head=self._views.heads[task.subtask],
-                inline_bytes=self._options.inline_bytes(self._config.parallelism),
-                upload_prefix=self._inventory.changes_folder(task.subtask),
-                store=self._location,
-                batch_time_ms=batch.time.time_ms,
-                watermark_ms=batch.time.watermark_ms,
-                late_watermark_ms=batch.time.late_watermark_ms,
-                timers_after_ms=self._views.timers_after_ms[task.subtask],
-                generations=self._generations,
-                certain_generations={} if before is None else before.generations,
-                closed_ms=self._inherited.closed_ms,
-                expires_by=self._inherited.expires_by,
-                initial=self._initial[task.subtask] if self._initial else "",
-                snapshot_view=None if self._config.has_keys else self._views.snapshots[task.subtask],
-                maintenance=self._policy.request(task, genesis) if self._config.has_keys else None,
-                witness=Witness(self._log.file_name, self._log.head),
-                sample_folder=self._inventory.sample_folder(task.subtask),
-            )
+        task = request.task
+        operator = self._operator_of(task)
+        while True:
+            with self._lock:
+                self._require_running()
+                batch = self._enter(task)
+                if batch.number == task.batch:
+                    return self._begun(operator, batch, request)
+            # Of the last batch an entry may or may not be in the log, or an accepted ack waits for one.
+            self._make_durable(batch, operator, self._clock.monotonic_s())
+
+    def _begun(self, operator: ActiveOperator, batch: Batch, request: Begin) -> Begun:
+        task, own = request.task, batch.operators[operator.config.uid]
+        require_own_partition(request, own, operator.config, operator.name)
+        own.begun[task.attempt] = task.subtask
+        inline_bytes = batch.budget.limit_of(task.uid, task.subtask)
+        permit = Permit(
+            epoch=self._epoch,
+            inline_bytes=inline_bytes,
+            upload_prefix=self._inventory.changes_folder(operator.identity, task.subtask),
+            store=self._location,
+            batch_time_ms=own.time.time_ms,
+            watermark_ms=own.time.watermark_ms,
+            late_watermark_ms=own.time.late_watermark_ms,
+            timers_after_ms=operator.timers_after_ms(task.subtask),
+            initial=operator.initial_of(task.subtask),
+            maintenance=operator.maintenance(task, self._inventory.needed_by(operator.identity)),
+            witness=Witness(self._log.file_name, self._log.head),
+        )
+        return Begun(operator.view(task.subtask), permit)
 
     def _enter(self, task: TaskId) -> Batch:
-        """The batch that a task belongs to; the first task of a batch starts it."""
+        """The batch that a task belongs to; the first task of a batch starts it.
+
+        Returns the last batch if it has to become durable first.
+        """
         current = self._batch
         if current is not None and task.batch == current.number:
             return current
         if current is not None and task.batch < current.number:
-            raise stale_task(task, current, self._name)
-        if current is not None and (task.batch > current.number + 1 or current.durable is None):
-            raise incomplete_batch(task.batch - 1, current, self._config.parallelism, self._name)
+            raise stale_task(task, current, self._location)
         if current is not None:
-            # A second entry of the last batch, with another attempt's result, may or may not be in the log: only a
-            # later entry of this start settles it.
-            self._commit(current, self._clock.monotonic_s())
-        batch = Batch(
+            if task.batch > current.number + 1 or current.durable is None:
+                raise incomplete_batch(task.batch - 1, current, self._roster, self._location)
+            if not current.is_settled:
+                return current
+        time = self._batch_time(task.batch)
+        self._batch = Batch(
             task.batch,
-            self._batch_time(task.batch).with_watermark_of(self._config.watermark, self.history.at(task.batch - 1)),
+            time,
+            {
+                uid: operator.enter(task.batch, time, None if current is None else current.operators[uid])
+                for uid, operator in self._operators.items()
+            },
+            InlineBudget(self._options.inline_bytes(1), self._subtasks),
         )
-        if current is None:
-            self._views = Views.of_first_batch(self._config, self.history, task.batch)
-        else:
-            self._views = self._views.after(current)
-            self._remove_initial_state()
-        self._batch = batch
-        self._inventory.gate.begin(self._epoch, batch.number)
-        if current is not None:
-            self._inventory.remove_lost(current, self._policy.certain(current.lost))
-        return batch
-
-    def watermark_advances(self, batch: int) -> bool:
-        """Whether the operator's own watermark after a batch is larger than in it."""
-        with self._lock:
-            checkpoint = self.history.at(batch)
-            if self._config.watermark is None or checkpoint is None:
-                return False
-            after_ms = self._config.watermark.advance(checkpoint.watermark_ms, checkpoint.max_event_ms)
-            return after_ms > checkpoint.watermark_ms
+        self._inventory.gate.begin(self._epoch, task.batch)
+        return self._batch
 
     def fetch(self, request: Fetch) -> Fetched:
         """Tell a subtask how to get to the state before its batch."""
+        operator = self._operator_of(request.task)
         with self._lock:
             self._require_running()
-            task = request.task
-            self._require_begun(task)
-            missing = self.history.missing_segments(
-                self._views.genesis_digests[task.subtask],
-                task.subtask,
-                self._config.parallelism,
-                task.batch - 1,
-                set(request.known),
-            )
-            return Fetched(missing)
+            self._require_begun(request.task)
+            return operator.fetch(request)
 
     def ack(self, ack: Ack, payload: bytes) -> Acked:
-        """Accept a subtask's result. For the last subtask of a batch, return once the checkpoint is durable.
+        """Accept a subtask's result. If the query's batch is complete, return once all that counts is durable.
 
         Raises FencedError if a newer start owns the location or the batch is over, CorruptionError if the payload does
         not match the ack, ProtocolError if the ack names objects that are not the subtask's. Raises StorageError if the
         entry could not be written: the task may call again; or if the subtask's materializations have failed too often:
         the coordinator has stopped.
         """
+        operator = self._operator_of(ack.task)
         received_s = self._clock.monotonic_s()
-        accepted = AcceptedAck.of(ack, payload, self._name)
+        accepted = AcceptedAck.of(ack, payload, operator.name)
         accepted.received_s = received_s
         with self._lock:
             self._require_running()
             batch = self._require_begun(ack.task)
-            require_own_segments(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
-            if self._config.has_operator_state:
-                warn_of_large_snapshot(ack.last, self._large, self._name)
-            self._measurements.add(ack.measured)
-            accepted.unchanged_segment = self._unchanged_snapshot(ack)
-            outcome = self._accept(batch, accepted)
-            if len(batch.acks) == self._config.parallelism:
-                self._commit(batch, received_s)
-            return Acked(outcome, [] if batch.metrics is None else list(batch.metrics.numbers().values()))
+            own = batch.operators[ack.task.uid]
+            try:
+                outcome, is_counted = operator.accept(own, accepted, is_final=self._is_final(batch, operator))
+            except StorageError as error:
+                self._stopped = error
+                raise
+            if is_counted:
+                batch.accepted += 1
+                batch.budget.sent(ack.task.uid, ack.task.subtask, len(payload))
+            acks = operator.counted(own)
+            is_complete = acks is not None and all(
+                len(batch.operators[config.uid].acks) == config.parallelism for config in self._roster
+            )
+        if acks is None:
+            return Acked(outcome)
+        if is_complete:
+            self._make_durable(batch, operator, received_s)
+        elif own.metrics is None:
+            section, _ = operator.section(own, acks)
+            now_s = self._clock.monotonic_s()
+            operator.measure(
+                own, section, acks, revision=0, last_ack_s=now_s, end_s=now_s, log_files=0, measured=Recorded()
+            )
+        metrics = own.metrics
+        return Acked(outcome, [] if metrics is None else list(metrics.numbers().values()))
+
+    def _is_final(self, batch: Batch, operator: ActiveOperator) -> bool:
+        """Whether an operator's results may not be replaced: its rows have gone into stored output, or may have."""
+        if not self._stores_output:
+            return False
+        uid = operator.config.uid
+        return batch.durable is not None or any(
+            uid in config.in_front and batch.operators[config.uid].begun for config in self._roster
+        )
+
+    def _require_running(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+    def _require_begun(self, task: TaskId) -> Batch:
+        batch = self._batch
+        if batch is not None and task.batch < batch.number:
+            raise stale_task(task, batch, self._location)
+        is_begun = batch is not None and batch.number == task.batch
+        if batch is None or not is_begun or batch.operators[task.uid].begun.get(task.attempt) != task.subtask:
+            raise stale_run(
+                f"operator '{task.uid}' at {self._location}: attempt {task.attempt} of subtask {task.subtask} has not"
+                f" begun batch {task.batch}."
+            )
+        return batch
+
+    # ---- Checkpoints ----
+
+    def _make_durable(self, batch: Batch, last: ActiveOperator, received_s: float) -> None:
+        """Return once everything that has been accepted of a complete batch is durable.
+
+        `last` is the operator whose ack has completed or changed the batch, and came at `received_s`.
+        """
+        with self._append_lock:
+            with self._lock:
+                self._require_running()
+                if batch.is_settled:
+                    return
+                accepted = batch.accepted
+                acks: dict[str, list[AcceptedAck]] = {}
+                for uid, own in batch.operators.items():
+                    counted = self._operators[uid].counted(own)
+                    assert counted is not None, "the batch is complete"
+                    acks[uid], own.is_written = counted, True
+            self._append(batch, acks, accepted, last, received_s)
+
+    def _append(
+        self, batch: Batch, acks: dict[str, list[AcceptedAck]], accepted: int, last: ActiveOperator, received_s: float
+    ) -> None:
+        """Append the entry of a batch's acks; the append lock is held."""
+        self._step(Step.LAST_ACK, batch)
+        for uid in acks:
+            rewrite_snapshots(acks[uid], self._store, self._inventory, self._operators[uid].name)
+        kept = [self._oldest_retained(batch), *self._held_batches, *self._inventory.points.pending]
+        oldest = max(self._retained_from, min(kept))
+        changes_from = self._inventory.changes_from(oldest)
+        log_start = self.history.log_start(oldest, batch.number, changes_from)
+        repeated = {
+            operator.identity: base_map
+            for operator in self._operators.values()
+            if (base_map := self._inventory.base_map_to_repeat(operator.identity, batch.number)) is not None
+        }
+        sections: list[Section] = []
+        payload: list[bytes] = []
+        for uid, operator in self._operators.items():
+            base_map = repeated.get(operator.identity)
+            ranges = None if base_map is None else base_map.ranges
+            section, own_payload = operator.section(batch.operators[uid], acks[uid], ranges, sum(map(len, payload)))
+            sections.append(section)
+            payload += own_payload
+        entry = self._entry(batch, sections, log_start=log_start, retained_from=oldest)
+        files_before = self._log.files_made
+        self._inventory.gate.doubt(entry)
+        try:
+            durable = self._log.append(entry, payload)
+        except FencedError as error:
+            with self._lock:
+                self._stopped = error
+            raise
+        with self._lock:
+            batch.durable, batch.covered = durable, accepted
+            self._retained_from = oldest
+            self._inventory.add(durable, repeated, sum(map(len, payload)))
+            for section in durable.sections:
+                operator = self._operators[section.uid]
+                operator.committed(batch.operators[section.uid], acks[section.uid], Checkpoint.of(durable, section))
+        durable_s = self._clock.monotonic_s()
+        self._step(Step.DURABLE, batch)
+        for section in durable.sections:
+            operator, own = self._operators[section.uid], batch.operators[section.uid]
+            metrics = own.metrics
+            if metrics is None or operator is last:
+                is_last = operator is last
+                metrics = operator.measure(
+                    own,
+                    section,
+                    acks[section.uid],
+                    revision=durable.revision,
+                    last_ack_s=received_s if is_last else durable_s,
+                    end_s=durable_s,
+                    log_files=self._log.files_made - files_before if is_last else 0,
+                    measured=self._measurements.take() if is_last else Recorded(),
+                )
+            operator.publish(metrics, acks[section.uid])
+        with self._lock:
+            self._inventory.release(durable, oldest, self._log, changes_from)
+            base_bytes = sum(operator.policy.schedule.base_bytes for operator in self._operators.values())
+            self._inventory.find_log_holder(oldest, max(self._options.max_log_to_base * base_bytes, self._least_log_bytes))
+
+    def _entry(
+        self, batch: Batch, sections: list[Section], *, log_start: int | None, retained_from: int
+    ) -> QueryCheckpoint:
+        """The entry of a batch: its first one, or the next revision."""
+        run, before, token = self._roster[0], self.history.at(batch.number - 1), self._new_token()
+        return QueryCheckpoint(
+            epoch=self._epoch,
+            batch=batch.number,
+            revision=0 if batch.durable is None else batch.durable.revision + 1,
+            id=token if batch.durable is None else batch.durable.id,
+            follows=b"" if before is None else before.id,
+            query_id=run.query_id,
+            run_id=run.run_id,
+            token=token,
+            batch_time_ms=batch.time.time_ms,
+            sections=sections,
+            log_start=self._log.number if log_start is None else log_start,
+            retained_from=retained_from,
+            parent=self._inventory.parent.to_name(),
+            ended=self.history.ended,
+            cuts=list(self.history.cuts),
+        )
+
+    def _step(self, step: Step, batch: Batch) -> None:
+        observers = {id(config.options.observer): config.options.observer for config in self._roster}
+        for observer in observers.values():
+            observer.step(step, batch.number, -1)
+
+    def _oldest_retained(self, batch: Batch) -> int:
+        """The oldest batch that a rewind can reach once the checkpoint of a batch is durable."""
+        return batch.number - self._options.retained_checkpoints + 1
+
+    # ---- Looks from outside ----
+
+    def durable_checkpoint(self, uid: str, batch: int) -> Checkpoint:
+        """An operator's checkpoint of the batch that runs now; raises StateMissingError if it is not durable."""
+        with self._lock:
+            self._require_running()
+            entry = self._durable(batch)
+            return next(Checkpoint.of(entry, section) for section in entry.sections if section.uid == uid)
 
     def require_committed(self, batch: int) -> None:
         """Raise StateMissingError if a batch that Spark has committed has no checkpoint.
 
-        That happens if not all of its subtasks ran to their end.
+        That happens if not all subtasks ran to their end.
         """
         with self._lock:
             if self._batch is None or batch >= self._batch.number:
                 self._durable(batch)
 
-    def _durable(self, batch: int) -> Checkpoint:
+    def _durable(self, batch: int) -> QueryCheckpoint:
         current = self._batch
         if current is None:
             found = self.history.at(batch) if batch == self.kept_batch else None
         else:
             found = current.durable if batch == current.number else None
         if found is None:
-            raise incomplete_batch(batch, current, self._config.parallelism, self._name)
+            raise incomplete_batch(batch, current, self._roster, self._location)
         return found
 
-    def _accept(self, batch: Batch, accepted: AcceptedAck) -> JobOutcome:
-        """Let an ack count, and the materialization that came with it; levels that do not count go."""
-        ack = accepted.ack
-        fits = self._policy.fits(ack, self._views.genesis_digests[ack.task.subtask])
-        if not ack.has_changeset:
-            return JobOutcome.ACCEPTED if batch.accept(accepted, self._name) else JobOutcome.VOID
-        levels, payload, accepted.levels, accepted.levels_payload = accepted.levels, accepted.levels_payload, [], b""
-        former = batch.acks.get(ack.task.subtask)
-        is_counted = batch.accept(accepted, self._name)
-        if former is not None:
-            # The state of an earlier batch is the same, whichever attempt materialized it.
-            accepted.levels, accepted.levels_payload = former.levels, former.levels_payload
-        try:
-            return self._policy.settle(batch, ack, levels, payload, fits=fits, is_counted=is_counted)
-        except StorageError as error:
-            self._stopped = error
-            raise
-
-    def _unchanged_snapshot(self, ack: Ack) -> SegmentRef | None:
-        """The stored snapshot that the subtask started from, if its ack says that the snapshot is unchanged."""
-        if not ack.is_unchanged:
-            return None
-        view = SnapshotView() if self._config.has_keys else self._views.snapshots[ack.task.subtask]
-        if view.slices is not None or view.snapshots[0].checksum != ack.last.checksum:
-            raise ProtocolError(
-                f"{self._name}: subtask {ack.task.subtask} refers to a snapshot that it did not start from.",
-                hint="Do driver and workers run the same version of statelog?",
-            )
-        return view.snapshots[0]
-
-    def _commit(self, batch: Batch, received_s: float) -> None:
-        acks = [batch.acks[subtask] for subtask in range(self._config.parallelism)]
-        if all(accepted.is_stored for accepted in acks):
-            return
-        require_equal_copies([accepted.ack.broadcast_checksums for accepted in acks], self._name)
-        self._options.observer.step(Step.LAST_ACK, batch.number, -1)
-        rewrite_snapshots(acks, self._store, self._inventory, self._name)
-        kept = [self._oldest_retained(batch), *self._held_batches, *self._inventory.points.pending]
-        oldest = max(self._retained_from, min(kept))
-        changes_from = self._inventory.changes_from(oldest)
-        log_start = self.history.log_start(oldest, batch.number, changes_from)
-        base_map = self._inventory.base_map_to_repeat(batch.number)
-        entry, payload = compose(
-            self._config,
-            batch,
-            self.history.at(batch.number - 1),
-            epoch=self._epoch,
-            token=self._new_token(),
-            generations=self._generations,
-            log_start=self._log.number if log_start is None else log_start,
-            retained_from=oldest,
-            base_map=base_map,
-            settings=self._inherited.settings,
-        )
-        files_before = self._log.files_made
-        batch.is_written = True
-        self._inventory.gate.doubt(entry)
-        try:
-            batch.durable = self._log.append(entry, payload)
-        except FencedError as error:
-            self._stopped = error
-            raise
-        for accepted, stored in zip(acks, batch.durable.by_subtask(), strict=True):
-            accepted.stored, accepted.is_stored = stored, True
-            accepted.payload = accepted.rewritten_bytes = accepted.levels_payload = b""
-        for base in batch.durable.bases:
-            acks[base.subtask].levels = base.levels
-        self._retained_from = oldest
-        self._inventory.add(batch.durable, base_map, sum(map(len, payload)))
-        if self._config.has_keys:
-            self._policy.committed(batch.durable, acks)
-        durable_s = self._clock.monotonic_s()
-        self._options.observer.step(Step.DURABLE, batch.number, -1)
-        batch.metrics = checkpoint_metrics(
-            batch.durable,
-            acks,
-            self._policy,
-            self._inventory,
-            last_ack_s=received_s,
-            durable_s=durable_s,
-            log_files=self._log.files_made - files_before,
-            measured=self._measurements.take(),
-        )
-        self.metrics.checkpoint(batch.metrics)
-        self._slow.note(batch.metrics, [accepted.ack for accepted in acks])
-        self._inventory.release(batch.durable, oldest, self._log, changes_from)
-
-    def _oldest_retained(self, batch: Batch) -> int:
-        """The oldest batch that a rewind can reach once the checkpoint of a batch is durable."""
-        return batch.number - self._options.retained_checkpoints + 1
+    def watermark_advances(self, uid: str, batch: int) -> bool:
+        """Whether an operator's own watermark after a batch is larger than in it."""
+        with self._lock:
+            return self._operators[uid].watermark_advances(batch)
 
     @contextmanager
-    def holding(self, batch: int) -> Iterator[History | None]:
+    def holding(self, batch: int) -> Iterator[QueryHistory | None]:
         """During the block, retain a checkpoint that Spark has committed.
 
         Yields the history up to now, or None if the checkpoint is already gone.
@@ -456,33 +563,15 @@ class Coordinator:
                 if is_there:
                     self._held_batches.remove(batch)
 
-    def _require_running(self) -> None:
-        if self._stopped is not None:
-            raise self._stopped
-
-    def _require_begun(self, task: TaskId) -> Batch:
-        batch = self._batch
-        if batch is not None and task.batch < batch.number:
-            raise stale_task(task, batch, self._name)
-        if batch is None or batch.number != task.batch or batch.begun.get(task.attempt) != task.subtask:
-            raise stale_run(
-                f"{self._name}: attempt {task.attempt} of subtask {task.subtask} has not begun batch {task.batch}."
-            )
-        return batch
-
-    def _remove_initial_state(self) -> None:
-        """Delete the initial state's objects: batch 0 is over, or the start that repeats it stores the rows again."""
-        self._inventory.deleter.delete([name for name in self._initial if name])
-        self._initial = ()
-
     def close(self) -> None:
         """Stop serving tasks, release the log, and delete the objects that no entry references."""
-        with self._lock:
+        with self._append_lock, self._lock:
             if self._is_closed:
                 return  # the files there may belong to another start by now
             self._is_closed = True
             if self._stopped is None:
-                self._stopped = stale_run(f"{self._name}: the run {self._config.run_id} is over.")
-            self._remove_initial_state()
+                self._stopped = stale_run(f"{self._location}: the run {self._roster[0].run_id} is over.")
+            for operator in self._operators.values():
+                operator.close()
             self._inventory.close()
             self._log.close()

@@ -1,4 +1,4 @@
-"""Deletes objects of an operator, beside the work, and only if the gate that every deletion passes lets them go."""
+"""Deletes objects of a query, beside the work, and only if the gate that every deletion passes lets them go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from statelog.errors import ErrorKind, StorageError
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import CHANGES_FOLDER, LOG_FOLDER
 from statelog.log_fields import get_logger, in_background
 from statelog.storage import Store
@@ -26,7 +26,6 @@ class DeletionGate:
     An object stays while
 
     - a retained, held or pinned checkpoint needs it,
-    - it is a sample of one of the newest batches,
     - an entry in doubt references it,
     - an open grant lets a job reference it,
     - an attempt of a batch that can be repeated may reference it,
@@ -38,13 +37,11 @@ class DeletionGate:
 
     def __init__(
         self,
-        root: str,
         needs: Callable[[str], bool],
         is_granted: Callable[[str], bool],
         is_pinned: Callable[[str], bool],
     ) -> None:
-        self._log = f"{root}/{LOG_FOLDER}/"
-        self._changes = f"{root}/{CHANGES_FOLDER}/"
+        self._log = f"{LOG_FOLDER}/"
         self._needs = needs
         self._is_granted = is_granted
         self._is_pinned = is_pinned
@@ -59,22 +56,27 @@ class DeletionGate:
             return False
         if name.startswith(self._log):
             return name < self._log_from
-        return not (name.startswith(self._changes) and self._is_live(name.removeprefix(self._changes)))
+        return not self._is_live(name)
 
     def _is_live(self, name: str) -> bool:
-        """Whether an attempt wrote a changeset that it may still ack; the name begins with epoch, subtask and batch."""
+        """Whether it is a changeset that an attempt may still ack: <identity>/changes/<epoch>/<subtask>/<batch>-..."""
         epoch, first_batch = self._live
-        own, _, rest = name.partition("/")
-        batch = rest.partition("/")[2].partition("-")[0]
-        return own == str(epoch) and batch.isdecimal() and int(batch) >= first_batch
+        match name.split("/"):
+            case [_, folder, own, _, base] if folder == CHANGES_FOLDER and own == str(epoch):
+                batch = base.partition("-")[0]
+                return batch.isdecimal() and int(batch) >= first_batch
+        return False
 
-    def doubt(self, entry: Checkpoint) -> None:
+    def doubt(self, entry: QueryCheckpoint) -> None:
         """Keep the objects of an entry about to be written.
 
         From now on it may be in the log, whatever the store answers.
         """
-        names = {segment.name for segment in entry.segments}
-        names |= {run.name for base in entry.bases for level in base.levels for run in level.runs}
+        names: set[str] = set()
+        for section in entry.sections:
+            names |= {segment.name for segment in section.segments}
+            names |= {run.name for base in section.bases for level in base.levels for run in level.runs}
+            names |= {run.name for base_range in section.base_ranges or () for run in base_range.runs}
         self._in_doubt |= names
 
     def settle(self, log_from: str) -> None:

@@ -6,24 +6,22 @@ start.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from statelog.checkpoint.bases import BaseMap
-from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
-from statelog.checkpoint.history import History, Record
-from statelog.checkpoint.kept_samples import KeptSamples
-from statelog.checkpoint.parent import ParentObjects
+from statelog.checkpoint.history import Record
 from statelog.checkpoint.pins import StandingPins
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.checkpoint.retained_points import RetainedPoints
-from statelog.checkpoint.sample import sample_folder
 from statelog.clock import Clock
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
+from statelog.errors import StatelogError
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry, Parent, QueryCheckpoint
 from statelog.log.numbered import NumberedLog, base_name
-from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER
+from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER, open_location
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.log_fields import get_logger
 from statelog.options import Options
@@ -74,8 +72,7 @@ class Truncation:
 
 def find_orphans(
     store: Store,
-    root: str,
-    history: History,
+    query: QueryHistory,
     *,
     epoch: int,
     run_id: str,
@@ -83,29 +80,30 @@ def find_orphans(
     min_age_s: float,
     clock: Clock,
 ) -> list[str]:
-    """Objects of an operator that no checkpoint references and no live start can still reference, sorted.
+    """Objects of operators that no checkpoint references and no live start can still reference, sorted.
 
-    Looks only below `root`, the operator's folder. `epoch` was just claimed: writers of older epochs are fenced, so
-    objects that they wrote since the last entry can never be referenced. `run_id` is the start whose initial state may
-    still be needed. Objects younger than `min_age_s` stay, because a start without a claim in the log may be about to
-    claim. The initial state of `fenced_runs` goes at any age.
+    `epoch` was just claimed: writers of older epochs are fenced, so objects that they wrote since the last entry can
+    never be referenced. `run_id` is the start whose initial state may still be needed. Objects younger than
+    `min_age_s` stay, because a start without a claim in the log may be about to claim. The initial state of
+    `fenced_runs` goes at any age.
     """
-    referenced = history.object_names()
-    initial, own = (f"{root}/{folder}/" for folder in (INITIAL_FOLDER, f"{INITIAL_FOLDER}/{run_id}"))
-    found = [
-        info
-        for folder in (f"{root}/{CHANGES_FOLDER}/", f"{root}/{RUNS_FOLDER}/")
-        for info in store.list(folder)
-        if info.name not in referenced and _epoch_of(info.name, folder) < epoch
-    ]
-    found += [info for info in store.list(initial) if not info.name.startswith(own)]
-    fenced = tuple(f"{initial}{run}/" for run in fenced_runs)
+    referenced = query.object_names()
     now_s = clock.now_s()
-    return sorted(info.name for info in found if info.name.startswith(fenced) or now_s - info.modified_s >= min_age_s)
+    found: list[str] = []
+    for info in store.list():
+        match info.name.split("/"):
+            case [_, folder, of_epoch, _, *_] if folder in (CHANGES_FOLDER, RUNS_FOLDER):
+                is_fenced, is_free = False, info.name not in referenced and _epoch_of(of_epoch) < epoch
+            case [_, folder, run, _] if folder == INITIAL_FOLDER:
+                is_fenced, is_free = run in fenced_runs, run != run_id
+            case _:
+                continue
+        if is_free and (is_fenced or now_s - info.modified_s >= min_age_s):
+            found.append(info.name)
+    return sorted(found)
 
 
-def _epoch_of(name: str, prefix: str) -> int:
-    folder = name.removeprefix(prefix).partition("/")[0]
+def _epoch_of(folder: str) -> int:
     return int(folder) if folder.isdecimal() else 0
 
 
@@ -135,9 +133,9 @@ class Retention:
     within the limit by itself stays.
     """
 
-    def __init__(self, max_space_amplification: float, log_folder: str) -> None:
+    def __init__(self, max_space_amplification: float) -> None:
         self._max_amplification = max_space_amplification
-        self._log_folder = f"{log_folder}/"
+        self._log_folder = f"{LOG_FOLDER}/"
         self._files: dict[str, _File] = {}
         self._unneeded: set[str] = set()
         self.wasteful: frozenset[str] = frozenset()
@@ -153,7 +151,7 @@ class Retention:
         """Count stored runs or segments, each as often as it occurs."""
         for segment in runs:
             file = self._files.setdefault(segment.name, _File())
-            # The size of a parent's object is not the operator's, and so it is never wasteful: storing its parts again
+            # The size of a parent's object is not the query's, and so it is never wasteful: storing its parts again
             # frees nothing.
             growth = 0 if is_link(segment.name) else max(segment.offset + segment.length - file.size_bytes, 0)
             file.size_bytes += growth
@@ -230,20 +228,77 @@ class Retention:
                 yield segment
 
 
+class _ParentObjects:
+    """The parent's objects that a branch still needs; none for a query that is no branch.
+
+    Entries name the parent while one of its objects is needed. The pin at the parent goes once an entry without the
+    name is durable.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._needed: set[str] = set()
+        self.parent: Parent | None = None
+        """What the next entry has to name."""
+        self._left: Parent | None = None
+        """The parent that a durable entry does not name any more."""
+        self._is_free = False
+
+    def open(self, query: QueryHistory) -> None:
+        """Take over the parent that the newest entry names."""
+        self.parent = None if query.latest is None else query.latest.parent
+        self._needed = {name for name in query.object_names() if is_link(name)}
+
+    def look(self, may_go: Callable[[str], bool], pins: StandingPins) -> None:
+        """See whether an object is still needed; no object ever is again. `may_go` is the deletion gate."""
+        if self._left is not None:
+            self._release(self._left)
+        if self.parent is not None:
+            self._needed = {name for name in self._needed if not may_go(name)}
+            self._is_free = not self._needed and not pins.need_any(is_link)
+
+    def to_name(self) -> Parent | None:
+        """The parent that an entry about to be written names."""
+        return None if self._is_free else self.parent
+
+    def committed(self, entry: QueryCheckpoint) -> None:
+        """Note that an entry is durable."""
+        if self.parent is not None and entry.parent is None:
+            self._left, self.parent = self.parent, None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the pin at the parent can go."""
+        return self._left is not None
+
+    def _release(self, parent: Parent) -> None:
+        try:
+            open_location(parent.location).delete([parent.pin])
+        except StatelogError as error:
+            _log.warning("%s: the pin at its parent could not be removed yet: %s", self._name, error)
+            return
+        _log.info("%s: it needs no object of its parent %s any more", self._name, parent.location)
+        self._left = None
+
+
+def _inline_bytes(entry: QueryCheckpoint) -> int:
+    """Bytes of changes inside an entry."""
+    own = f"{LOG_FOLDER}/{base_name(entry.number)}"
+    return sum([segment.length for section in entry.sections for segment in section.segments if segment.name == own])
+
+
 class Inventory:
-    """The history of an operator, and the parts that decide together which files it needs."""
+    """The history of a query, and the parts that decide together which files it needs."""
 
     def __init__(
-        self, store: Store, root: str, name: str, options: Options, clock: Clock, *, deletes_in_background: bool
+        self, store: Store, name: str, options: Options, clock: Clock, *, deletes_in_background: bool
     ) -> None:
-        self.history = History()
-        self.grants = Grants(self._runs_folder)
-        self.retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
-        self.pins = StandingPins(store, root, clock)
-        self.parent = ParentObjects(store, root, name)
-        self.points = RetainedPoints(store, root, name, options.retained_s, clock)
-        self.samples = KeptSamples(store, root, options.sample_batches)
-        self.gate = DeletionGate(root, self._needs, self.grants.is_open, self.pins.need)
+        self.query = QueryHistory()
+        self.retention = Retention(options.max_space_amplification)
+        self.pins = StandingPins(store, clock)
+        self.parent = _ParentObjects(name)
+        self.points = RetainedPoints(store, name, options.retained_s, clock)
+        self.gate = DeletionGate(self.retention.needs, self._is_granted, self.pins.need)
         self.deleter = Deleter(
             store,
             name,
@@ -254,48 +309,64 @@ class Inventory:
         )
         self.epoch = 0
         self._store = store
-        self._root = root
         self._name = name
         self._options = options
-        self._truncation = Truncation()
+        self._grants: dict[str, Grants] = {}
+        self._truncations: dict[str, Truncation] = {}
+        self._active: Sequence[str] = ()
+        self._entry_bytes: dict[int, int] = {}
+        """Bytes of changes inside the entry of each batch, as far as known."""
+        self._log_holder: tuple[str, int] | None = None
 
-    def _needs(self, name: str) -> bool:
-        """Whether a checkpoint needs an object, or it is a sample that is kept."""
-        return self.retention.needs(name) or self.samples.need(name)
+    def work_for(self, identities: Sequence[str]) -> None:
+        """Note the operators that this start has."""
+        self._active = identities
+
+    def grants_of(self, identity: str) -> Grants:
+        """The grants of an operator in this start."""
+        return self._grants.setdefault(
+            identity, Grants(lambda subtask: f"{identity}/{RUNS_FOLDER}/{self.epoch}/{subtask}")
+        )
+
+    def _is_granted(self, name: str) -> bool:
+        return any(grants.is_open(name) for grants in list(self._grants.values()))
 
     def _look(self) -> list[str]:
         """Pin what is to stay, then list the pins; return those that have expired."""
         self.points.pin()
-        expired = self.pins.look(self.history.copy())
-        self.parent.release(self.gate.may_go, self.pins)
+        expired = self.pins.look(self.query.copy())
+        self.parent.look(self.gate.may_go, self.pins)
         return expired
 
-    def changes_from(self, oldest: int) -> int | None:
-        """The first batch whose changes consumers need, if `oldest` is the oldest batch that a rewind can reach.
+    def changes_from(self, oldest: int) -> dict[str, int]:
+        """The first batch whose changes consumers need, by operator, if a rewind can reach back to batch `oldest`.
 
-        None if the operator has no changes. Changes stay until the pins were listed after them.
+        Operators without keys have no changes. Changes stay until the pins were listed after them.
         """
-        if self.history.latest is None or self.history.latest.is_whole:
-            return None
-        if not self.pins.has_seen(self.history.needed_from(oldest) - 1):
-            self.deleter.look()
-        return self.pins.changes_from
+        found: dict[str, int] = {}
+        for identity, history in list(self.query.histories.items()):
+            if history.latest is None or history.latest.is_whole:
+                continue
+            if not self.pins.has_seen(history.needed_from(oldest) - 1):
+                self.deleter.look()
+            found[identity] = self.pins.changes_from(identity)
+        return found
 
-    def open(self, entries: Iterable[Entry], epoch: int, run_id: str, clock: Clock) -> None:
+    def open(self, entries: Sequence[Entry], epoch: int, run_id: str, clock: Clock) -> None:
         """Take over the files that the log references, and delete the orphans of earlier starts."""
         self.epoch = epoch
         self.gate.begin(epoch, INITIAL_BATCH)
-        entries = list(entries)
-        self.history = History(entries)
-        for record in self.history.records:
-            self.retention.add(record.checkpoint)
-            self.retention.add_runs(record.added_runs)
-        self.parent.open(self.history)
+        self.query = QueryHistory(entries)
+        for history in self.query.histories.values():
+            for record in history.records:
+                self.retention.add(record.checkpoint)
+                self.retention.add_runs(record.added_runs)
+        self.parent.open(self.query)
+        self._entry_bytes = {entry.batch: _inline_bytes(entry) for entry in self.query.entries}
         min_age_s = self._options.orphan_min_age_s
         orphans = find_orphans(
             self._store,
-            self._root,
-            self.history,
+            self.query,
             epoch=epoch,
             run_id=run_id,
             fenced_runs={entry.run_id for entry in entries if isinstance(entry, Claim)},
@@ -305,88 +376,101 @@ class Inventory:
         if orphans:
             _log.info("%s: removing %d objects that crashed runs left behind", self._name, len(orphans))
             self.deleter.delete(orphans)
-        self._store.remove_unfinished(f"{self._root}/", clock.now_s() - min_age_s)
+        self._store.remove_unfinished("", clock.now_s() - min_age_s)
 
-    def add(self, checkpoint: Checkpoint, base_map: BaseMap | None, payload_bytes: int) -> None:
+    def add(self, entry: QueryCheckpoint, repeated: Mapping[str, BaseMap], payload_bytes: int) -> None:
         """Count the files of a durable checkpoint, and drop those of the checkpoints that it replaces.
 
-        `base_map` is the one that its entry repeats, `payload_bytes` the entry's size without the index.
+        `repeated` has the base maps that its sections repeat, by operator; `payload_bytes` is the entry's size without
+        the index.
         """
-        self.retention.add(checkpoint)
-        replaced = self.history.add(checkpoint)
-        record = self.history.latest_record
-        assert record is not None
-        self.retention.add_runs(record.added_runs)
+        replaced = self.query.add(entry)
+        self._entry_bytes[entry.batch] = payload_bytes
+        for section in entry.sections:
+            record = self.query.histories[section.identity].latest_record
+            assert record is not None, "it was just added"
+            self.retention.add(record.checkpoint)
+            self.retention.add_runs(record.added_runs)
+            self._truncation(section.identity).committed(record, repeated.get(section.identity), payload_bytes)
         for other in replaced:
             self.retention.remove(other.checkpoint)
             self.retention.remove_runs(other.added_runs)
-        self._truncation.committed(record, base_map, payload_bytes)
+        self.parent.committed(entry)
         # The entry makes the checkpoint before it certain.
-        certain = self.history.at(checkpoint.batch - 1)
+        certain = self.query.at(entry.batch - 1)
         if certain is not None:
-            self.points.add(self.history, certain)
-        if self.points.pending:
+            self.points.add(self.query, certain)
+        if self.points.pending or self.parent.is_due:
             self.deleter.look()
 
-    def base_map_to_repeat(self, batch: int) -> BaseMap | None:
-        """The base map that the entry of a batch has to repeat; None if it need not."""
-        before = self.history.record(batch - 1)
-        return None if before is None else self._truncation.base_map_to_repeat(before)
+    def _truncation(self, identity: str) -> Truncation:
+        return self._truncations.setdefault(identity, Truncation())
 
-    def changes_folder(self, subtask: int) -> str:
+    def base_map_to_repeat(self, identity: str, batch: int) -> BaseMap | None:
+        """The base map that an operator's section of a batch has to repeat; None if it need not."""
+        history = self.query.histories.get(identity)
+        before = None if history is None else history.record(batch - 1)
+        return None if before is None else self._truncation(identity).base_map_to_repeat(before)
+
+    def changes_folder(self, identity: str, subtask: int) -> str:
         """The folder of a subtask's large changesets and snapshots."""
-        return f"{self._root}/{CHANGES_FOLDER}/{self.epoch}/{subtask}"
+        return f"{identity}/{CHANGES_FOLDER}/{self.epoch}/{subtask}"
 
-    def sample_folder(self, subtask: int) -> str:
-        """The folder of a subtask's samples; empty if none are stored."""
-        return sample_folder(self._root, self.epoch, subtask) if self._options.sample_batches else ""
-
-    def _runs_folder(self, subtask: int) -> str:
-        """The folder of a subtask's materialized state."""
-        return f"{self._root}/{RUNS_FOLDER}/{self.epoch}/{subtask}"
-
-    def retained_from(self) -> int:
-        """The oldest batch that can be restored: as recorded, or for a log of version 1 as its existing files allow."""
-        latest = self.history.latest
-        if latest is None or latest.retained_from is not None:
-            return self.history.retained_from
-        return self.history.whole_from({info.name for info in self._store.list(f"{self._root}/")}.__contains__)
-
-    def release(self, checkpoint: Checkpoint, oldest: int, log: NumberedLog, changes_from: int | None = None) -> None:
+    def release(self, entry: QueryCheckpoint, oldest: int, log: NumberedLog, changes_from: dict[str, int]) -> None:
         """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable.
 
-        The changes of batches from `changes_from` on stay.
+        Of the operators in `changes_from`, the changes since a batch stay.
         """
-        self.gate.settle(log.name_of(checkpoint.log_start))
-        for settled in self.history.settle(oldest):
+        self.gate.settle(log.name_of(entry.log_start))
+        for settled in self.query.settle(oldest):
             self.retention.remove_runs(settled.removed_runs)
-        for given_up in self.history.retain(oldest, changes_from):
-            self.retention.remove(given_up.checkpoint)
+        given_up, left = self.query.retain(oldest, changes_from)
+        for record in given_up:
+            self.retention.remove(record.checkpoint)
+        self.retention.remove_runs(left)
+        self.query.drop_cuts(self.pins.oldest_place)
         released = self.retention.release()
-        # Keyed: the log's files from its start on stay anyway. Unkeyed: only the newest is certain to stay.
-        self.retention.choose_wasteful(log.file_name if checkpoint.is_whole else log.name_of(checkpoint.log_start))
+        # Files from the log's start on stay anyway if an operator has keys; otherwise only the newest is certain to.
+        is_whole = all(not section.key_schema for section in entry.sections)
+        self.retention.choose_wasteful(log.file_name if is_whole else log.name_of(entry.log_start))
         # A log file is deleted once neither its entries nor bytes that a later entry references are needed.
-        log_files = [name for name in log.removable(checkpoint.log_start) if not self.retention.needs(name)]
+        log_files = [name for name in log.removable(entry.log_start) if not self.retention.needs(name)]
         log.forget(log_files)
         self.deleter.delete([*log_files, *released])
 
-    def remove_lost(self, batch: Batch, ended: Iterable[str]) -> None:
-        """Delete the files of a certain batch's attempts that do not count, and the folders of ended grants.
+    def find_log_holder(self, oldest: int, most_bytes: float) -> None:
+        """See whether one operator alone keeps more than `most_bytes` of the log; `oldest` is that of :meth:`release`."""
+        entries = self.query.entries
+        self._entry_bytes = {entry.batch: self._entry_bytes.get(entry.batch, 0) for entry in entries}
+        histories = self.query.histories
+        needed = sorted((histories[one].needed_from(oldest), one) for one in self._active if one in histories)
+        self._log_holder = None
+        if len(needed) > 1:
+            (first, identity), (second, _) = needed[:2]
+            held_bytes = sum(size for batch, size in self._entry_bytes.items() if first <= batch < second)
+            if held_bytes > most_bytes:
+                self._log_holder = identity, second
 
-        The samples of the batch that is no longer among the newest ones go too.
+    def needed_by(self, identity: str) -> int | None:
+        """The batch up to which an operator has to materialize its state, because the log could begin there without it.
+
+        None if it does not hold the log back.
         """
-        for subtask in sorted(batch.lost):
-            self.deleter.delete_below(f"{self.changes_folder(subtask)}/{batch.number}-")
-        if samples := self.samples.certain(batch, self.epoch):
-            self.deleter.delete(samples)
+        return self._log_holder[1] if self._log_holder is not None and self._log_holder[0] == identity else None
+
+    def remove_lost(self, identity: str, batch: int, lost: Iterable[int], ended: Iterable[str]) -> None:
+        """Delete the files of a certain batch's attempts that do not count, and the folders of ended grants."""
+        for subtask in sorted(lost):
+            self.deleter.delete_below(f"{self.changes_folder(identity, subtask)}/{batch}-")
         for folder in ended:
             self.deleter.delete_below(f"{folder}/")
 
     def close(self) -> None:
         """Delete the files that this start's attempts and jobs have left, and stop deleting."""
         self.gate.end()
-        self.grants.end_all()
-        if self.epoch:
+        for grants in self._grants.values():
+            grants.end_all()
+        for identity in self._active:
             for folder in (CHANGES_FOLDER, RUNS_FOLDER):
-                self.deleter.delete_below(f"{self._root}/{folder}/{self.epoch}/")
+                self.deleter.delete_below(f"{identity}/{folder}/{self.epoch}/")
         self.deleter.close()

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import Pin, PinnedBase, holding_pins, pin_name, write_pin
+from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import Clock, SystemClock
 from statelog.errors import PinExpiredError, StorageError
-from statelog.log.open import open_log
-from statelog.options import Options
 from statelog.storage import Store
 
 
 class HeldPin:
     """A pin that its maker renews, and removes at the end.
 
-    `lasts_s` is None for a pin that does not expire. `since` is that of :meth:`Pin.of`; with `max_bytes` too, it is a
+    `operators` are the identities of the operators that it keeps; None for all of the query. `lasts_s` is None for a pin that does not expire. `since` is that of :meth:`Pin.of`; with `max_bytes` too, it is a
     consumer's, which may need a `base`, see :meth:`Pin.of_changes`. With `is_shared` others may rely on it too.
     `branch` is that of :class:`Pin`.
 
@@ -31,10 +29,10 @@ class HeldPin:
     def __init__(
         self,
         store: Store,
-        root: str,
-        history: History,
+        query: QueryHistory,
         batch: int,
         *,
+        operators: Collection[str] | None = None,
         owner: str,
         lasts_s: float | None,
         is_shared: bool = False,
@@ -46,19 +44,20 @@ class HeldPin:
         new_token: Callable[[], bytes] = lambda: secrets.token_bytes(8),
     ) -> None:
         self._store = store
-        self._root = root
         self._clock = clock or SystemClock()
         self._new_token = new_token
         self._lasts_s = lasts_s
         now_ms = int(self._clock.now_s() * 1000)
         if max_bytes is None:
-            made = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since)
+            made = Pin.of(
+                query, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since, operators=operators
+            )
             self._pin = replace(made, branch=branch)
         else:
-            assert since is not None, "every consumer begins with some batch"
+            assert since is not None and operators is not None, "every consumer begins with some batch of one operator"
+            [identity] = operators
             self._pin = Pin.of_changes(
-                root,
-                history,
+                query.histories[identity],
                 batch,
                 owner=owner,
                 made_ms=now_ms,
@@ -76,7 +75,7 @@ class HeldPin:
 
     def _require_hold(self, is_shared: bool) -> None:
         """See whether the pin that was written holds; a shared one says so then. PinExpiredError if it does not."""
-        later = self._pin.with_later(self._root, self._read_retaining())
+        later = self._pin.with_later(self._read_retaining())
         if later != self._pin:
             # The query may have listed the pins after these batches and before the pin. Later lists have one of both.
             self._pin = later
@@ -86,12 +85,12 @@ class HeldPin:
             self._pin = replace(self._pin, holds=True)
             self._replace()
 
-    def _read_retaining(self) -> History:
+    def _read_retaining(self) -> QueryHistory:
         """Read the log; PinExpiredError unless it, or another pin, keeps all that the pin names."""
-        history = _read_log(self._store, self._root)
-        if not (_retains(history, self._pin) or self._another_stands()):
-            raise gone(self._root, self._pin.batch)
-        return history
+        query = read_history(self._store)
+        if not (_retains(query, self._pin) or self._another_stands()):
+            raise gone(self._pin)
+        return query
 
     def _replace(self) -> None:
         """Write the pin anew while it holds, and remove the former one."""
@@ -103,7 +102,7 @@ class HeldPin:
 
     def _write(self) -> tuple[str, float]:
         """Store the pin under a new name; returns it, and a time before the pin's own."""
-        name, before_s = pin_name(self._root, self._pin.batch, self._new_token()), self._clock.monotonic_s()
+        name, before_s = pin_name(self._pin.batch, self._new_token()), self._clock.monotonic_s()
         try:
             write_pin(self._store, name, self._pin)
         except BaseException:
@@ -116,14 +115,14 @@ class HeldPin:
         passed_s = self._clock.monotonic_s() - made_s
         if self._lasts_s is not None and passed_s > self._lasts_s:
             raise PinExpiredError(
-                f"{self._root}: the pin of checkpoint {self._pin.batch} lasted {self._lasts_s:g} s, and the reader has"
+                f"The pin of checkpoint {self._pin.batch} of {_names(self._pin)} lasted {self._lasts_s:g} s, and the reader has"
                 f" not asked for rows for {passed_s:.0f} s.",
                 hint="Read the rows faster, or read from a savepoint.",
             )
 
     def _another_stands(self) -> bool:
         """Whether another pin, which holds, names the same objects."""
-        found = holding_pins(self._store, self._root, self._clock.now_s())
+        found = holding_pins(self._store, self._clock.now_s())
         return any(other.covers(self._pin) for _, other in found)
 
     def keep(self) -> None:
@@ -143,28 +142,32 @@ class HeldPin:
             self._store.delete([name])
 
 
-def is_retained(store: Store, root: str, pin: Pin) -> bool:
+def is_retained(store: Store, pin: Pin) -> bool:
     """Whether the log still retains the checkpoint that a pin names, or the changes if it is a consumer's."""
-    return _retains(_read_log(store, root), pin)
+    return _retains(read_history(store), pin)
 
 
-def _read_log(store: Store, root: str) -> History:
-    return History(open_log(store, root, Options(), SystemClock()).read())
-
-
-def _retains(history: History, pin: Pin) -> bool:
-    checkpoint = history.at(pin.batch)
-    if checkpoint is None or checkpoint.token != pin.token:
+def _retains(query: QueryHistory, pin: Pin) -> bool:
+    entry = query.at(pin.batch)
+    if entry is None or entry.token != pin.token:
         return False
-    state_at = pin.batch if pin.max_bytes is None else pin.state_at if pin.base_ranges else None
-    if state_at is not None and history.retained_from > state_at:
+    is_whole = pin.max_bytes is None
+    state_at = pin.batch if is_whole else pin.state_at if pin.operators[0].base_ranges else None
+    if state_at is not None and query.retained_from > state_at:
         return False
-    return pin.since is None or history.changes_from <= pin.since
+    histories = [query.histories.get(one.identity) for one in pin.operators]
+    return all(
+        history is not None and (pin.since is None or history.changes_from <= pin.since) for history in histories
+    )
 
 
-def gone(root: str, batch: int) -> PinExpiredError:
+def gone(pin: Pin) -> PinExpiredError:
     """The error of a checkpoint whose files may be gone."""
     return PinExpiredError(
-        f"{root}: checkpoint {batch} is not retained any more.",
+        f"Checkpoint {pin.batch} of {_names(pin)} is not retained any more.",
         hint="Read a newer one, or retain more: Options(retained_checkpoints=...).",
     )
+
+
+def _names(pin: Pin) -> str:
+    return ", ".join(f"operator '{one.uid}'" for one in pin.operators)

@@ -1,10 +1,10 @@
-"""The checkpoints that can be restored: the log's entries, read as a stack."""
+"""The checkpoints of an operator that can be restored: its sections on the query's line, read as a stack."""
 
 from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from statelog.checkpoint.bases import BaseMap, BaseView
 from statelog.local.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Entry
+from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.log.references import BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import KEY_GROUPS
@@ -90,30 +90,33 @@ class Record:
 
 
 class History:
-    """The checkpoints that can be restored, by batch.
+    """The checkpoints of one operator that can be restored, by batch.
 
-    A later entry for a batch replaces the earlier one and all entries of later batches: a newer start repeated the
-    batch, or a later attempt of the same start had another result. An entry for batch 0 starts anew, unless it has a
-    base map or follows an initial checkpoint. Entries that hold the whole state need no earlier ones; others need the
-    entries after their bases.
+    A later checkpoint of a batch replaces the earlier one and all of later batches: a newer start repeated the batch,
+    or a later attempt of the same start had another result. One that begins the operator's state needs no earlier ones.
+    Checkpoints that hold the whole state need none either; others need those after their bases.
     """
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, checkpoints: Iterable[Checkpoint] = ()) -> None:
         self._records: list[Record] = []
         self._base_map_before: BaseMap | None = None
         self._settled = -1
-        for entry in entries:
-            if isinstance(entry, Checkpoint):
-                self.add(entry)
+        for checkpoint in checkpoints:
+            self.add(checkpoint)
 
     def add(self, checkpoint: Checkpoint) -> list[Record]:
-        """Add a later entry; return the records that it replaces, newest first."""
-        replaced: list[Record] = []
-        while self._records and self._records[-1].batch >= checkpoint.batch:
-            replaced.append(self._records.pop())
+        """Add a later checkpoint; return the records that it replaces, newest first."""
+        replaced = self.cut(checkpoint.batch - 1)
         self._records.append(self._recorded(checkpoint))
-        self._settled = min(self._settled, checkpoint.batch - 1)
         return replaced
+
+    def cut(self, batch: int) -> list[Record]:
+        """Drop the checkpoints of all batches after one; return them, newest first."""
+        dropped: list[Record] = []
+        while self._records and self._records[-1].batch > batch:
+            dropped.append(self._records.pop())
+        self._settled = min(self._settled, batch)
+        return dropped
 
     @classmethod
     def on_base(cls, base_ranges: Iterable[BaseRange], checkpoints: Sequence[Checkpoint]) -> History:
@@ -140,10 +143,10 @@ class History:
         if checkpoint.base_ranges is not None:
             if base_map is None:
                 added += checkpoint.base_ranges
-            base_map, since = BaseMap(tuple(checkpoint.base_ranges)), checkpoint.batch
-        elif checkpoint.batch == 0 and before is None:
-            removed += base_map.ranges if base_map else ()
-            base_map, since = BaseMap(), 0
+            begins_at = checkpoint.batch if checkpoint.begins else base_map.begins_at if base_map else 0
+            base_map, since = BaseMap(tuple(checkpoint.base_ranges), begins_at), checkpoint.batch
+        elif checkpoint.begins:
+            base_map, since = BaseMap(begins_at=checkpoint.batch), checkpoint.batch
         if base_map is not None:
             for base in checkpoint.bases:
                 replacement = base_map.replace(base)
@@ -151,6 +154,11 @@ class History:
                 added += replacement.added
                 removed += replacement.removed
         return Record(checkpoint, base_map, since, added, removed, before.changes_through if before else 0)
+
+    @property
+    def first_batch(self) -> int | None:
+        """The batch of the oldest known checkpoint."""
+        return self._records[0].batch if self._records else None
 
     @property
     def latest(self) -> Checkpoint | None:
@@ -165,33 +173,13 @@ class History:
     @property
     def retained_from(self) -> int:
         """The oldest batch that can be restored, by the newest entry; files that only older ones need may be gone."""
-        latest = self.latest
-        return INITIAL_BATCH if latest is None or latest.retained_from is None else latest.retained_from
-
-    def whole_from(self, exists: Callable[[str], bool]) -> int:
-        """The oldest batch such that it and all later ones can be restored from the existing objects."""
-        if self.latest is None:
-            return INITIAL_BATCH
-        found = unseen = self.latest.batch
-        for record in reversed(self._records):
-            names = {
-                run.name
-                for base_range in (record.base_map.ranges if record.base_map else ())
-                for run in base_range.runs
-            }
-            for other in self.between(record.needed_from, min(record.batch, unseen)):
-                names |= {segment.name for segment in other.segments}
-            unseen = min(unseen, record.needed_from - 1)
-            if not (self._is_restorable(record) and all(map(exists, names))):
-                break
-            found = record.batch
-        return found
+        return INITIAL_BATCH if self.latest is None else self.latest.retained_from
 
     @property
     def begins_empty(self) -> bool:
-        """Whether the changes of all batches are there, and nothing was before batch 0."""
+        """Whether the changes of all batches are there, and nothing was before the first one."""
         first = self._records[0] if self._records else None
-        return first is not None and first.batch == 0 and first.base_map == BaseMap()
+        return first is not None and first.checkpoint.begins and not first.checkpoint.base_ranges
 
     @property
     def latest_record(self) -> Record | None:
@@ -272,7 +260,12 @@ class History:
         return needed if changes_from is None else min(needed, changes_from)
 
     def needed_from(self, oldest: int) -> int:
-        """The first batch whose entry is needed to restore a batch, or the oldest one after it."""
+        """The first batch whose entry is needed to restore a batch, or the oldest one after it.
+
+        It is after the newest if that is before `oldest`: the operator has left the query.
+        """
+        if self._records and self._records[-1].batch < oldest:
+            return self._records[-1].batch + 1
         for place in range(self._place(oldest), len(self._records)):
             if self._is_restorable(self._records[place]):
                 return self._records[place].needed_from

@@ -86,16 +86,16 @@ class Maintenance:
         chain, merges = list(self.chain), self._to_merge()
         if merges and self._is_done_at_once(merges):
             self.attempt.step(Step.MERGING)
-            genesis, token = self.begun.genesis, self.attempt.file_token
+            genesis, token = self.begun.view.genesis, self.attempt.file_token
             chain[-len(merges) :] = [self.local.merge(merges, genesis, token, garbage=self.garbage)]
             merges = []
-        if self.begun.maintenance is not None:
+        if self.begun.permit.maintenance is not None:
             self.attempt.step(Step.MATERIALIZING)
-            self.materializer.work(self.begun.maintenance, chain, merges)
+            self.materializer.work(self.begun.permit.maintenance, chain, merges)
 
     def store_now(self, local_run: LocalRun) -> Materialized | None:
         """Materialize the state after the batch, whose changes are in `local_run`; None without new changes."""
-        request = self.begun.maintenance
+        request = self.begun.permit.maintenance
         assert request is not None
         if not request.is_due and not self.local.open(local_run).rows:
             return None
@@ -171,20 +171,20 @@ class KeyedTask:
         return _View(
             begun,
             within=hash_range(attempt.task.subtask, attempt.parallelism),
-            operator=as_stored(self.operator, begun.generations, begun.expires_by),
+            operator=as_stored(self.operator, begun.view.generations, begun.view.expires_by),
             # Another start may repeat the batch, with another watermark or without the deletions. So only rows that are
             # garbage as of the previous checkpoint are garbage for good.
-            garbage=Garbage(Moment(begun.batch_time_ms, begun.late_watermark_ms), begun.certain_generations),
-            open_store=lambda: attempt.open_store(begun.store),
+            garbage=Garbage(Moment(begun.permit.batch_time_ms, begun.permit.late_watermark_ms), begun.view.certain_generations),
+            open_store=lambda: attempt.open_store(begun.permit.store),
         )
 
     def _context(self, begun: Begun) -> BatchContext:
         return BatchContext(
-            epoch=begun.epoch,
+            epoch=begun.permit.epoch,
             batch=self.attempt.task.batch,
-            moment=Moment(begun.batch_time_ms, begun.watermark_ms, begun.late_watermark_ms),
-            timers_after_ms=begun.timers_after_ms,
-            closed_ms=begun.closed_ms,
+            moment=Moment(begun.permit.batch_time_ms, begun.permit.watermark_ms, begun.permit.late_watermark_ms),
+            timers_after_ms=begun.permit.timers_after_ms,
+            closed_ms=begun.view.closed_ms,
         )
 
     @cached_property
@@ -212,7 +212,7 @@ class KeyedTask:
 
     def _own_table(self, view: _View, runs: list[tuple[LocalRun, Run]], restoring: Restoring) -> StateTable | None:
         """The table at the state before the batch; None if another attempt has it open: then read the runs."""
-        kind, head = self.attempt.options.table, view.begun.head
+        kind, head = self.attempt.options.table, view.begun.view.head
         if kind == "memory":
             return self.attempt.memory.tables.at(self._local, runs, head)
         if kind == "rocksdb":
@@ -223,8 +223,8 @@ class KeyedTask:
         task = self.attempt.task
         return restore_runs(
             self._local,
-            genesis=view.begun.genesis,
-            head=view.begun.head,
+            genesis=view.begun.view.genesis,
+            head=view.begun.view.head,
             last_batch=task.batch - 1,
             within=view.within,
             garbage=view.garbage,
@@ -264,7 +264,7 @@ class KeyedTask:
     ) -> tuple[Changeset, Materialized | None]:
         """The batch's changeset, and the materialized state that goes with it: of a job, or of the batch itself."""
         if self.attempt.options.changelog:
-            request = maintenance.begun.maintenance
+            request = maintenance.begun.permit.maintenance
             return writer.finish(self._local, input_rows), maintenance.materializer.result(
                 request.grant if request else None
             )
@@ -312,7 +312,7 @@ class KeyedTask:
         materializer = Materializer(
             local=self._local,
             within=view.within,
-            genesis=begun.genesis,
+            genesis=begun.view.genesis,
             run_id=attempt.task.run_id,
             compression=attempt.options.codec,
             garbage=view.garbage,
@@ -348,7 +348,7 @@ def as_stored(operator: KeyedOperator, generations: Mapping[str, int], expires_b
 
 
 def _initial(view: _View) -> KeyedRows | None:
-    return read_initial(view.open_store().read(view.begun.initial)) if view.begun.initial else None
+    return read_initial(view.open_store().read(view.begun.permit.initial)) if view.begun.permit.initial else None
 
 
 def read_initial(data: bytes) -> KeyedRows | None:

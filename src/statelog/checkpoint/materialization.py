@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
 from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import AcceptedAck, Batch
+from statelog.checkpoint.batch import AcceptedAck, OperatorBatch
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.grants import is_within_grant
 from statelog.checkpoint.history import History
@@ -20,7 +20,7 @@ from statelog.clock import Clock
 from statelog.errors import ErrorKind, ProtocolError, StorageError
 from statelog.local.materializer import MaintenanceRequest
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.log.references import Level
 from statelog.log_fields import get_logger
 from statelog.options import Options
@@ -200,22 +200,29 @@ _log: Final = get_logger(__name__)
 class MaterializationPolicy:
     """Decides which subtask maintains its state after a batch, and whether its materialization counts.
 
-    `slots` is the number of subtasks that run at a time.
+    `history` gives the operator's checkpoints before the batch in progress, `slots` is the number of subtasks that run
+    at a time. New runs of up to `inline_bytes` travel with the acks.
     """
 
     def __init__(
         self,
         config: OperatorConfig,
+        identity: str,
         inventory: Inventory,
+        history: Callable[[], History],
         options: Options,
         clock: Clock,
         slots: int,
         name: str,
         policy: MergePolicy = MERGE_POLICY,
+        *,
+        inline_bytes: int,
     ) -> None:
         self._policy = policy
         self._config = config
-        self._grants = inventory.grants
+        self._grants = inventory.grants_of(identity)
+        self._history = history
+        self._inline_bytes = inline_bytes
         self._inventory = inventory
         self._options = options
         self._clock = clock
@@ -224,14 +231,18 @@ class MaterializationPolicy:
             options, policy, f"{config.query_id}/{config.uid}", config.parallelism, slots, clock.monotonic_s()
         )
 
-    def request(self, task: TaskId, genesis: bytes) -> MaintenanceRequest | None:
-        """The maintenance request for a task that begins; None if there is nothing to do."""
+    def request(self, task: TaskId, genesis: bytes, needed_from: int | None = None) -> MaintenanceRequest | None:
+        """The maintenance request for a task that begins; None if there is nothing to do.
+
+        A materialization is due if the subtask's state lacks batches before `needed_from`.
+        """
         subtask = task.subtask
         is_part_of_batch = not self._options.changelog
         is_forced = False
-        if self._inventory.retention.wasteful:
+        if self._inventory.retention.wasteful or needed_from is not None:
             base = self._base(genesis, task)
-            is_forced = len(self._inventory.retention.lasting(base)) < len(base)
+            is_behind = needed_from is not None and (base[-1].last if base else INITIAL_BATCH) + 1 < needed_from
+            is_forced = is_behind or len(self._inventory.retention.lasting(base)) < len(base)
         is_due = self.schedule.grant(subtask, task.batch, self._clock.monotonic_s(), is_forced=is_forced)
         if is_due is None and not is_part_of_batch:
             return None
@@ -243,7 +254,7 @@ class MaterializationPolicy:
         if grant is not None:
             grant = replace(grant, known=self._inventory.retention.lasting(grant.known))
         return MaintenanceRequest(
-            self._policy.slice_s, self._options.inline_bytes(self._config.parallelism), grant, bool(is_due)
+            self._policy.slice_s, self._inline_bytes, grant, bool(is_due)
         )
 
     def _base(self, genesis: bytes, task: TaskId) -> list[Level]:
@@ -252,7 +263,7 @@ class MaterializationPolicy:
         If the batch is repeated under a new grant, this state is the same: a job that the batch's checkpoint includes
         was granted in this batch too, and each subtask gets one grant in a batch.
         """
-        return self._inventory.history.levels(genesis, task.subtask, self._config.parallelism, task.batch - 1)
+        return self._history().levels(genesis, task.subtask, self._config.parallelism, task.batch - 1)
 
     def fits(self, ack: Ack, genesis: bytes) -> bool:
         """Whether the subtask's grant allows the levels of an ack, and they lead to its state.
@@ -263,7 +274,7 @@ class MaterializationPolicy:
         if ack.levels and not ack.has_changeset and not fits:
             raise ProtocolError(
                 f"{self._name}: subtask {ack.task.subtask} names stored state in batch {ack.task.batch} that it was not"
-                " given leave to name.",
+                " allowed to name.",
                 hint="Do driver and workers run the same version of statelog?",
             )
         return fits
@@ -275,14 +286,14 @@ class MaterializationPolicy:
         if not ack.has_changeset:
             return ack.levels[-1].last == ack.task.batch
         last = ack.levels[-1]
-        history = self._inventory.history
+        history = self._history()
         return (
             last.last < ack.task.batch
             and history.digest(genesis, subtask, self._config.parallelism, last.last) == last.after
         )
 
     def settle(
-        self, batch: Batch, ack: Ack, levels: list[Level], payload: bytes, *, fits: bool, is_counted: bool
+        self, batch: OperatorBatch, ack: Ack, levels: list[Level], payload: bytes, *, fits: bool, is_counted: bool
     ) -> JobOutcome:
         """Decide whether the levels that came with an ack count; if so, they go with the ack that counts.
 
@@ -304,7 +315,7 @@ class MaterializationPolicy:
 
     def _drop(self, ack: Ack) -> None:
         """Continue the batch without a job that does not fit its grant, or has none any more."""
-        _log.info("%s: a materialization of subtask %d came too late and is void", self._name, ack.task.subtask)
+        _log.info("%s: a materialization of subtask %d arrived too late and was discarded", self._name, ack.task.subtask)
         grant = self._grants.of(ack.task.subtask)
         if grant is not None and grant.job == ack.job:
             self._grants.end(ack.task.subtask)
@@ -327,11 +338,11 @@ class MaterializationPolicy:
                 f"{self._name}: the materialization of subtask {ack.task.subtask} failed more than"
                 f" {self._options.materialization_max_failures} times in a row: {ack.materialization_failure}",
                 kind=ErrorKind.MATERIALIZATION,
-                hint="Mend the cause and start the query again; no state is lost. Until then Options("
+                hint="Fix the cause and start the query again; no state is lost. Until then Options("
                 "materialization=False) runs it without, and the log grows.",
             )
 
-    def committed(self, checkpoint: Checkpoint, acks: list[AcceptedAck]) -> None:
+    def committed(self, checkpoint: Checkpoint, acks: Sequence[AcceptedAck]) -> None:
         """Note that a checkpoint of these acks is durable."""
         if not checkpoint.revision:
             self.schedule.committed(

@@ -9,18 +9,19 @@ go. So whatever a pin that holds names is not deleted before the pin is removed 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from statelog.checkpoint.history import History
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, StatelogError, StorageError
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, FrameReader
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, EntryPlace, FrameReader, QueryCheckpoint
 from statelog.log.numbered import base_name
-from statelog.log.open import LOG_FOLDER
+from statelog.log.open import LOG_FOLDER, PINS_FOLDER
 from statelog.log.references import BaseRange, SegmentRef, StoredRun
 from statelog.log_fields import get_logger
 from statelog.sealed import seal, unseal
@@ -29,22 +30,11 @@ from statelog.storage.store import if_present
 
 _log = get_logger(__name__)
 
-PINS_FOLDER: Final = "pins"
-"""The folder of an operator's pins, in its own."""
 MARGIN_S: Final = 60.0
 """A pin counts so much longer than it lasts, since clocks differ."""
 
 _KIND: Final = "statelog pin"
 _VERSION: Final = 1
-
-
-class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Where a checkpoint's entry is in the log."""
-
-    number: int
-    """Of the log file."""
-    offset: int
-    """Bytes from the start of the file."""
 
 
 class PinnedBase(msgspec.Struct, frozen=True):
@@ -60,10 +50,21 @@ class PinnedBase(msgspec.Struct, frozen=True):
     """The materialized states that count in the batch's checkpoint."""
 
 
-class Pin(msgspec.Struct, frozen=True):
-    """A checkpoint that is kept, and all that it needs."""
+class PinnedOperator(msgspec.Struct, frozen=True):
+    """An operator whose state a pin keeps."""
 
+    identity: str
     uid: str
+    """Its name when the pin was made."""
+    base_ranges: list[BaseRange]
+    """The materialized states that count in the checkpoint, or in the state that a consumer builds on."""
+    state_bytes: int
+    """What a reader of the whole state reads, besides the log's entries."""
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """A checkpoint that is kept for some operators of its query, and all that these need."""
+
     query_id: str
     batch: int
     token: bytes
@@ -78,12 +79,10 @@ class Pin(msgspec.Struct, frozen=True):
     """From the modification time that the store gives the pin; None is for ever."""
     entries: list[EntryPlace]
     """The entries that the checkpoint is made of, oldest first; its own is the last."""
-    base_ranges: list[BaseRange]
-    """The materialized states that count in the checkpoint."""
+    operators: list[PinnedOperator]
+    """In order of their names; exactly one in a consumer's pin."""
     objects: list[str]
-    """All objects that the checkpoint needs, those of the log included, sorted."""
-    state_bytes: int
-    """What a reader of the whole checkpoint reads, besides the log's entries."""
+    """All objects that the operators need, those of the log included, sorted."""
     since: int | None = None
     """If not None, the pin also keeps the changes of each batch from this one on."""
     max_bytes: int | None = None
@@ -99,53 +98,60 @@ class Pin(msgspec.Struct, frozen=True):
     state_token: bytes = b""
     """Of that batch's entry."""
     branch: str = ""
-    """If not empty, the link to the folder of the branch that goes on from the checkpoint."""
+    """If not empty, the absolute location of the branch that goes on from the checkpoint."""
 
     @classmethod
     def of(
         cls,
-        root: str,
-        history: History,
+        query: QueryHistory,
         batch: int,
         *,
-        owner: str,
-        made_ms: int,
-        lasts_s: float | None,
+        owner: str = "",
+        made_ms: int = 0,
+        lasts_s: float | None = None,
         since: int | None = None,
+        operators: Collection[str] | None = None,
     ) -> Pin:
-        """A pin of a checkpoint that the history can restore; `root` is the operator's folder.
+        """A pin of a checkpoint that the history can restore.
 
-        With `since` it also keeps the changes of each batch from that one on.
+        `operators` are the identities of those that it keeps; None for all. With `since` it also keeps the changes of
+        each batch from that one on.
         """
-        record = history.record(batch)
-        assert record is not None, f"checkpoint {batch} is not there"
-        own = record.checkpoint
-        first = record.needed_from if since is None else min(record.needed_from, since)
-        needed = list(history.between(first, batch))
-        ranges = [] if record.base_map is None else list(record.base_map.ranges)
-        parts: list[StoredRun | SegmentRef] = [segment for checkpoint in needed for segment in checkpoint.segments]
-        parts += [run for base_range in ranges for run in base_range.runs]
-        names = {part.name for part in parts} | {_log_file(root, checkpoint.number) for checkpoint in needed}
+        entry = query.at(batch)
+        assert entry is not None, f"checkpoint {batch} is not there"
+        names: set[str] = set()
+        places: set[EntryPlace] = set()
+        kept: list[PinnedOperator] = []
+        for history in query.histories_at(batch):
+            record = history.record(batch)
+            assert record is not None, "the entry has a section of the operator"
+            own = record.checkpoint
+            if operators is not None and own.identity not in operators:
+                continue
+            first = record.needed_from if since is None else min(record.needed_from, since)
+            needed = list(history.between(first, batch))
+            ranges = [] if record.base_map is None else list(record.base_map.ranges)
+            parts = _parts(needed, ranges)
+            names |= {part.name for part in parts}
+            places |= {one.place for one in needed}
+            kept.append(PinnedOperator(own.identity, own.uid, ranges, sum(part.length for part in parts)))
         return cls(
-            uid=own.uid,
-            query_id=own.query_id,
+            query_id=entry.query_id,
             batch=batch,
-            token=own.token,
-            batch_time_ms=own.batch_time_ms,
+            token=entry.token,
+            batch_time_ms=entry.batch_time_ms,
             owner=owner,
             made_ms=made_ms,
             lasts_s=lasts_s,
-            entries=[EntryPlace(checkpoint.number, checkpoint.offset) for checkpoint in needed],
-            base_ranges=ranges,
-            objects=sorted(names),
-            state_bytes=sum(part.length for part in parts),
+            entries=sorted(places | {entry.place}),
+            operators=kept,
+            objects=sorted(names | {log_file(place.number) for place in places | {entry.place}}),
             since=since,
         )
 
     @classmethod
     def of_changes(
         cls,
-        root: str,
         history: History,
         batch: int,
         *,
@@ -156,19 +162,16 @@ class Pin(msgspec.Struct, frozen=True):
         max_bytes: int,
         base: PinnedBase | None = None,
     ) -> Pin:
-        """A consumer's pin: of the changes from the batch `since` to another one, and of all later ones.
+        """A consumer's pin: of an operator's changes from the batch `since` to another one, and of all later ones.
 
         With `base`, the changes build on a state that it keeps as well.
         """
         kept = list(history.between(since, batch))
         assert kept, f"there are no changes from {since} to {batch}"
         ranges = [] if base is None else base.ranges
-        parts: list[StoredRun | SegmentRef] = [segment for checkpoint in kept for segment in checkpoint.segments]
-        parts += [run for base_range in ranges for run in base_range.runs]
-        names = {part.name for part in parts} | {_log_file(root, checkpoint.number) for checkpoint in kept}
+        parts = _parts(kept, ranges)
         own = kept[-1]
         return cls(
-            uid=own.uid,
             query_id=own.query_id,
             batch=own.batch,
             token=own.token,
@@ -176,23 +179,25 @@ class Pin(msgspec.Struct, frozen=True):
             owner=owner,
             made_ms=made_ms,
             lasts_s=lasts_s,
-            entries=[EntryPlace(checkpoint.number, checkpoint.offset) for checkpoint in kept],
-            base_ranges=ranges,
-            objects=sorted(names),
-            state_bytes=sum(part.length for part in parts),
+            entries=[checkpoint.place for checkpoint in kept],
+            operators=[PinnedOperator(own.identity, own.uid, ranges, sum(part.length for part in parts))],
+            objects=sorted({part.name for part in parts} | {log_file(one.number) for one in kept}),
             since=since,
             max_bytes=max_bytes,
             state_at=None if base is None else base.batch,
             state_token=b"" if base is None else base.token,
         )
 
-    def with_later(self, root: str, history: History) -> Pin:
+    def with_later(self, query: QueryHistory) -> Pin:
         """A consumer's pin that names the changes of later batches of a history too; other pins as they are."""
+        if self.max_bytes is None:
+            return self
+        [own] = self.operators
+        history = query.histories.get(own.identity, History())
         last = self.batch if history.latest is None else history.latest.batch
-        if self.max_bytes is None or last <= self.batch:
+        if last <= self.batch:
             return self
         later = Pin.of_changes(
-            root,
             history,
             last,
             owner=self.owner,
@@ -201,6 +206,7 @@ class Pin(msgspec.Struct, frozen=True):
             since=self.batch + 1,
             max_bytes=self.max_bytes,
         )
+        [more] = later.operators
         return replace(
             self,
             batch=later.batch,
@@ -208,8 +214,26 @@ class Pin(msgspec.Struct, frozen=True):
             batch_time_ms=later.batch_time_ms,
             entries=self.entries + later.entries,
             objects=sorted({*self.objects, *later.objects}),
-            state_bytes=self.state_bytes + later.state_bytes,
+            operators=[replace(own, state_bytes=own.state_bytes + more.state_bytes)],
         )
+
+    @property
+    def place(self) -> EntryPlace:
+        """Where the checkpoint's entry is."""
+        return self.entries[-1]
+
+    @property
+    def state_bytes(self) -> int:
+        """What a reader of the whole checkpoint reads, besides the log's entries."""
+        return sum(one.state_bytes for one in self.operators)
+
+    def operator(self, identity: str) -> PinnedOperator | None:
+        """An operator that the pin keeps; None if it is not one of them."""
+        return next((one for one in self.operators if one.identity == identity), None)
+
+    def is_on_line(self, query: QueryHistory) -> bool:
+        """Whether the pinned entry counts now, or did until it was deleted."""
+        return query.has_on_line(self.batch, self.token, self.place)
 
     @property
     def changes_from(self) -> int | None:
@@ -221,24 +245,37 @@ class Pin(msgspec.Struct, frozen=True):
         """The state that a consumer's pin keeps."""
         if self.state_at is None or self.since is None:
             return None
-        return PinnedBase(self.state_at, self.state_token, self.since, self.base_ranges)
+        return PinnedBase(self.state_at, self.state_token, self.since, self.operators[0].base_ranges)
 
     def covers(self, other: Pin) -> bool:
         """Whether it keeps all that another pin names: that of the same checkpoint, or of another consumer."""
+        mine = {one.identity for one in self.operators}
+        if not mine.issuperset(one.identity for one in other.operators):
+            return False
         if other.changes_from is not None:
             keeps_changes = self.changes_from is not None and self.changes_from <= other.changes_from
             return keeps_changes and (other.state_at is None or self.base == other.base)
         return self.max_bytes is None and other.token == self.token and self.entries[0] <= other.entries[0]
 
-    def history(self, store: Store, root: str) -> History:
-        """The history of the pinned checkpoint alone; CorruptionError or StorageError if an entry cannot be read."""
+    def history(self, store: Store, identity: str) -> History:
+        """The history of an operator's pinned checkpoint alone; CorruptionError or StorageError if it cannot be read."""
+        own = self.operator(identity)
+        assert own is not None, f"the pin does not keep {identity}"
         found: list[Checkpoint] = []
+        for entry in self._read_entries(store):
+            found += [Checkpoint.of(entry, one, own.uid) for one in entry.sections if one.identity == identity]
+        if self.max_bytes is None:
+            found[-1] = replace(found[-1], base_ranges=own.base_ranges)
+        return History([replace(checkpoint, retained_from=self.batch) for checkpoint in found])
+
+    def _read_entries(self, store: Store) -> list[QueryCheckpoint]:
+        found: list[QueryCheckpoint] = []
         readers: dict[int, FrameReader] = {}
         for place in self.entries:
-            name = _log_file(root, place.number)
+            name = log_file(place.number)
             reader = readers.setdefault(place.number, FrameReader(store, name, place.number))
             frame = reader.frame_at(place.offset, sys.maxsize)
-            if frame is None or not isinstance(frame.entry, Checkpoint):
+            if frame is None or not isinstance(frame.entry, QueryCheckpoint):
                 raise CorruptionError(
                     f"{name}: the entry at offset {place.offset}, which a pin names, is no checkpoint.",
                     hint="Restore the file from a copy.",
@@ -246,49 +283,58 @@ class Pin(msgspec.Struct, frozen=True):
             found.append(frame.entry)
         if found[-1].token != self.token:
             raise CorruptionError(
-                f"{root}: the entries that a pin of checkpoint {self.batch} names are not those of its time.",
+                f"The entries that a pin of checkpoint {self.batch} names are not those of its time.",
                 hint="Restore the log from a copy.",
             )
-        if self.max_bytes is None:
-            found[-1] = replace(found[-1], base_ranges=self.base_ranges)
-        return History([replace(entry, retained_from=self.batch) for entry in found])
+        return found
 
 
-def _log_file(root: str, number: int) -> str:
-    return f"{root}/{LOG_FOLDER}/{base_name(number)}"
+def _parts(checkpoints: Iterable[Checkpoint], ranges: Iterable[BaseRange]) -> list[StoredRun | SegmentRef]:
+    """The segments of some checkpoints, and the runs of some base ranges."""
+    parts: list[StoredRun | SegmentRef] = [segment for checkpoint in checkpoints for segment in checkpoint.segments]
+    return parts + [run for base_range in ranges for run in base_range.runs]
 
 
-def pinned_history(store: Store, root: str, batch: int, now_s: float) -> History | None:
-    """The history of a checkpoint that a pin keeps for others, or None; raises the errors of :func:`read_pin`."""
-    found = [pin for _, pin in standing_pins(store, root, now_s, batch)]
-    # Of a batch that was repeated later, the state of the last time.
-    return max(found, key=lambda pin: pin.made_ms).history(store, root) if found else None
+def log_file(number: int) -> str:
+    """The object name of a log file."""
+    return f"{LOG_FOLDER}/{base_name(number)}"
 
 
-def standing_pins(store: Store, root: str, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
+def standing_pins(store: Store, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
     """The pins of checkpoints that hold for others and stand for a while yet, of one batch or of all.
 
     They come in order of their batches. Raises the errors of :func:`read_pin`.
     """
-    return ((info, pin) for info, pin in holding_pins(store, root, now_s, batch) if pin.max_bytes is None)
+    return ((info, pin) for info, pin in holding_pins(store, now_s, batch) if pin.max_bytes is None)
 
 
-def consumer_pins(store: Store, root: str, now_s: float) -> Iterator[tuple[ObjectInfo, Pin]]:
-    """The pins of consumers that hold and stand for a while yet; raises the errors of :func:`read_pin`."""
-    return ((info, pin) for info, pin in holding_pins(store, root, now_s) if pin.max_bytes is not None)
+def pins_of(
+    store: Store, query: QueryHistory, identity: str, now_s: float, batch: int | None = None
+) -> Iterator[tuple[ObjectInfo, Pin]]:
+    """The :func:`standing_pins` that keep an operator, and whose checkpoints lie on the query's line."""
+    for info, pin in standing_pins(store, now_s, batch):
+        if pin.operator(identity) is not None and pin.is_on_line(query):
+            yield info, pin
 
 
-def holding_pins(store: Store, root: str, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
+def consumer_pins(store: Store, identity: str, now_s: float) -> Iterator[tuple[ObjectInfo, Pin]]:
+    """The pins of an operator's consumers that hold and stand for a while yet; raises those of :func:`read_pin`."""
+    for info, pin in holding_pins(store, now_s):
+        if pin.max_bytes is not None and pin.operator(identity) is not None:
+            yield info, pin
+
+
+def holding_pins(store: Store, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
     """The pins of both kinds that hold for others and stand for a while yet; raises the errors of :func:`read_pin`."""
-    for info in store.list(f"{root}/{PINS_FOLDER}/" if batch is None else f"{root}/{PINS_FOLDER}/{batch:020}-"):
+    for info in store.list(f"{PINS_FOLDER}/" if batch is None else f"{PINS_FOLDER}/{batch:020}-"):
         pin = read_pin(store, info.name)
         if pin is not None and pin.holds and not has_expired(pin, info, now_s, -MARGIN_S):
             yield info, pin
 
 
-def pin_name(root: str, batch: int, token: bytes) -> str:
+def pin_name(batch: int, token: bytes) -> str:
     """The object of a pin; `token` is unique."""
-    return f"{root}/{PINS_FOLDER}/{batch:020}-{token.hex()}.json"
+    return f"{PINS_FOLDER}/{batch:020}-{token.hex()}.json"
 
 
 def write_pin(store: Store, name: str, pin: Pin) -> None:
@@ -308,31 +354,30 @@ def has_expired(pin: Pin, info: ObjectInfo, now_s: float, margin_s: float = MARG
 
 
 class StandingPins:
-    """The pins of an operator, as the coordinator saw them last."""
+    """The pins of a query, as the coordinator saw them last."""
 
-    def __init__(self, store: Store, root: str, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
-        self._folder = f"{root}/{PINS_FOLDER}/"
         self._clock = clock
         self._pins: dict[str, Pin] = {}
         self._unreadable: set[str] = set()
         self._behind: set[str] = set()
-        self._consumers_from: int | None = None
+        self._consumers_from: dict[str, int] = {}
         self._seen_through = INITIAL_BATCH - 1
         # Of all objects that pins name; None while a pin cannot be read. Replaced as a whole: other threads look here.
         self._names: frozenset[str] | None = frozenset()
 
-    def look(self, history: History) -> list[str]:
+    def look(self, query: QueryHistory) -> list[str]:
         """List the pins; return the names of those that are over. StorageError if they cannot be listed.
 
         A pin is over if it has expired, or if it is a consumer's that is too far behind by the history up to now.
         """
         now_s = self._clock.now_s()
-        latest = history.latest
+        latest = query.latest
         standing: dict[str, Pin] = {}
         over: list[str] = []
         unreadable: set[str] = set()
-        for info in self._store.list(self._folder):
+        for info in self._store.list(f"{PINS_FOLDER}/"):
             try:
                 pin = self._pins.get(info.name) or read_pin(self._store, info.name)
             except StorageError:
@@ -344,26 +389,32 @@ class StandingPins:
                 continue
             if pin is None:
                 continue
-            if has_expired(pin, info, now_s) or self._is_behind(info.name, pin, history):
+            if has_expired(pin, info, now_s) or self._is_behind(info.name, pin, query):
                 over.append(info.name)
             else:
                 standing[info.name] = pin
         self._pins, self._unreadable = standing, unreadable
         self._names = None if unreadable else frozenset(name for pin in standing.values() for name in pin.objects)
-        consumers = [pin.changes_from for pin in standing.values() if pin.changes_from is not None]
-        self._consumers_from = INITIAL_BATCH if unreadable else min(consumers, default=None)
+        consumers: dict[str, int] = {}
+        for pin in standing.values():
+            if pin.changes_from is not None:
+                [own] = pin.operators
+                consumers[own.identity] = min(pin.changes_from, consumers.get(own.identity, pin.changes_from))
+        self._consumers_from = consumers
         if latest is not None:
             self._seen_through = latest.batch
         return over
 
-    def _is_behind(self, name: str, pin: Pin, history: History) -> bool:
+    def _is_behind(self, name: str, pin: Pin, query: QueryHistory) -> bool:
         """Whether the changes that a consumer's pin keeps have become too many."""
         if pin.max_bytes is None:
             return False
         assert pin.since is not None, "every consumer begins with some batch"
         # The changes up to the state that a consumer builds on are part of that state.
         first = pin.since if pin.state_at is None else pin.state_at + 1
-        kept_bytes = history.changes_bytes(first)
+        [own] = pin.operators
+        history = query.histories.get(own.identity)
+        kept_bytes = 0 if history is None else history.changes_bytes(first)
         if kept_bytes <= pin.max_bytes:
             return False
         if name not in self._behind:
@@ -383,11 +434,18 @@ class StandingPins:
         """Whether the pins were listed since the checkpoint of a batch became durable."""
         return batch <= self._seen_through
 
+    def changes_from(self, identity: str) -> int:
+        """The first batch whose changes of an operator must stay.
+
+        Some consumer needs them, or may, as its pin was not seen yet or cannot be read.
+        """
+        unseen = INITIAL_BATCH if self._unreadable else self._seen_through + 1
+        return min(self._consumers_from.get(identity, unseen), unseen)
+
     @property
-    def changes_from(self) -> int:
-        """The first batch whose changes must stay: some consumer needs them, or may, as its pin was not seen yet."""
-        unseen = self._seen_through + 1
-        return unseen if self._consumers_from is None else min(self._consumers_from, unseen)
+    def oldest_place(self) -> EntryPlace | None:
+        """The place of the first entry that a pin means; None if there is none."""
+        return min((pin.place for pin in self._pins.values()), default=None)
 
     def need(self, name: str) -> bool:
         """Whether a standing pin, or one that cannot be read, needs an object."""

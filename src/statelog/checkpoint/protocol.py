@@ -54,14 +54,31 @@ class Witness(msgspec.Struct, frozen=True, array_like=True):
     """The first bytes of the object."""
 
 
-class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """Tells a subtask which state it starts from, and how to run the batch."""
+class View(msgspec.Struct, frozen=True):
+    """The state that a subtask starts a batch from: a pure function of the log before the batch, and of the operator."""
 
-    epoch: int
+    identity: str
+    """The operator's, which names its folders and local directories."""
     genesis: bytes
     """Digest of the subtask's empty state."""
     head: bytes
     """Digest of the subtask's state before the batch."""
+    generations: dict[str, int] = {}
+    """How often each state was deleted, by name, deletions of this start included."""
+    certain_generations: dict[str, int] = {}
+    """The same as of the previous checkpoint. Only these deletions are final, so only they may remove stored state."""
+    closed_ms: int = NO_TIME_MS
+    """Earlier starts with other settings have closed the windows that end up to this time."""
+    expires_by: dict[str, str] = {}
+    """For each state that no longer has a TTL, the kind of time by which its existing values still expire."""
+    snapshot_view: SnapshotView | None = None
+    """State of an unkeyed operator before the batch; its digests are empty."""
+
+
+class Permit(msgspec.Struct, frozen=True):
+    """What a start adds to a view: how a subtask runs the batch, and where it may write."""
+
+    epoch: int
     inline_bytes: int
     """Changesets up to this size are sent with the ack."""
     upload_prefix: str
@@ -75,24 +92,19 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """Rows up to this watermark are late."""
     timers_after_ms: int = NO_TIME_MS
     """No timer up to this time is left to fire."""
-    generations: dict[str, int] = {}
-    """How often each state was deleted, by name, deletions of this start included."""
-    certain_generations: dict[str, int] = {}
-    """The same as of the previous checkpoint. Only these deletions are final, so only they may remove stored state."""
     initial: str = ""
     """The object with the subtask's rows of the initial state, an Arrow IPC stream; empty if there are none."""
-    closed_ms: int = NO_TIME_MS
-    """Earlier starts with other settings have closed the windows that end up to this time."""
-    expires_by: dict[str, str] = {}
-    """For each state that no longer has a TTL, the kind of time by which its existing values still expire."""
-    snapshot_view: SnapshotView | None = None
-    """State of an unkeyed operator before the batch; its digests are empty."""
     maintenance: MaintenanceRequest | None = None
     """Work on keyed state after the batch; before its end if the changelog is off."""
     witness: Witness | None = None
     """Each worker process checks it once per start, before it uses the location."""
-    sample_folder: str = ""
-    """The sample of the input rows is written in this folder; empty if none is wanted."""
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """Tells a subtask which state it starts from, and how to run the batch."""
+
+    view: View
+    permit: Permit
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept"):
@@ -231,11 +243,14 @@ class JobOutcome(StrEnum):
 
 
 class Acked(msgspec.Struct, frozen=True, tag="acked"):
-    """The coordinator has accepted the ack. After the batch's last one the checkpoint is durable."""
+    """The coordinator has accepted the ack. After the last one of the query's batch the checkpoint is durable."""
 
     job: JobOutcome = JobOutcome.NONE
     numbers: list[float | None] = []
-    """The numbers of the durable checkpoint, in the order of :func:`statelog.metrics.meanings`; empty before that."""
+    """The operator's numbers in the checkpoint, in the order of :func:`statelog.metrics.meanings`.
+
+    Empty until all of its subtasks have acked.
+    """
 
 
 class Tick(msgspec.Struct, frozen=True, tag="tick"):

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import PINS_FOLDER, has_expired, read_pin
+from statelog.checkpoint.pins import has_expired, read_pin
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import Clock
 from statelog.errors import PinExpiredError, StatelogError
-from statelog.log.entry import INITIAL_BATCH, Checkpoint
+from statelog.log.entry import QueryCheckpoint
+from statelog.log.open import PINS_FOLDER
 from statelog.log_fields import get_logger
 from statelog.storage import Store
 
@@ -27,8 +28,7 @@ OWNER: Final = "retained_s"
 class _Point:
     """A checkpoint that is to be pinned, and the history that names its files."""
 
-    history: History
-    checkpoint: Checkpoint
+    query: QueryHistory
     lasts_s: float
 
 
@@ -42,13 +42,11 @@ class RetainedPoints:
     def __init__(
         self,
         store: Store,
-        root: str,
         name: str,
         retained_s: Mapping[float, float],
         clock: Clock,
     ) -> None:
         self._store = store
-        self._root = root
         self._name = name
         self._retained_s = dict(retained_s)
         self._clock = clock
@@ -64,7 +62,7 @@ class RetainedPoints:
         """The batches of the checkpoints that are to be pinned."""
         return list(self._pending)
 
-    def open(self, history: History, first_batch: int) -> None:
+    def open(self, query: QueryHistory, first_batch: int) -> None:
         """Go on with the pins of earlier starts, and with the retained checkpoints before the first batch.
 
         Raises StorageError if the pins cannot be listed.
@@ -72,37 +70,34 @@ class RetainedPoints:
         if not self._retained_s:
             return
         now_s = self._clock.now_s()
-        for info in self._store.list(f"{self._root}/{PINS_FOLDER}/"):
+        for info in self._store.list(f"{PINS_FOLDER}/"):
             try:
                 pin = read_pin(self._store, info.name)
             except StatelogError:
                 continue  # whoever deletes says so
             if pin is None or not pin.holds or pin.owner != OWNER or has_expired(pin, info, now_s):
                 continue
+            if not pin.is_on_line(query):
+                continue
             for every_s, lasts_s in self._retained_s.items():
                 if pin.lasts_s is None or pin.lasts_s >= lasts_s:
                     self._keep(every_s, pin.batch_time_ms)
-        for checkpoint in list(history.checkpoints):
-            if checkpoint.batch < first_batch and history.has_batch(checkpoint.batch):
-                self.add(history, checkpoint)
+        for entry in query.entries:
+            if entry.batch < first_batch and query.has_batch(entry.batch):
+                self.add(query, entry)
 
-    def add(self, history: History, checkpoint: Checkpoint) -> bool:
-        """Whether a certain checkpoint is the first of an interval, so that it will be pinned.
-
-        An initial checkpoint is of no batch.
-        """
-        if checkpoint.batch == INITIAL_BATCH or checkpoint.is_initial:
-            return False
+    def add(self, query: QueryHistory, entry: QueryCheckpoint) -> bool:
+        """Whether a certain checkpoint is the first of an interval, so that it will be pinned."""
         due = [
             (every_s, lasts_s)
             for every_s, lasts_s in self._retained_s.items()
-            if _interval(every_s, checkpoint.batch_time_ms) > self._kept[every_s]
+            if _interval(every_s, entry.batch_time_ms) > self._kept[every_s]
         ]
         for every_s, _ in due:
-            self._keep(every_s, checkpoint.batch_time_ms)
+            self._keep(every_s, entry.batch_time_ms)
         if due:
             lasts_s = max(lasts_s for _, lasts_s in due)
-            self._pending[checkpoint.batch] = _Point(history.copy(), checkpoint, lasts_s)
+            self._pending[entry.batch] = _Point(query.copy(), lasts_s)
         return bool(due)
 
     def _keep(self, every_s: float, time_ms: int) -> None:
@@ -115,7 +110,7 @@ class RetainedPoints:
                 HeldPin(
                     self._store,
                     self._root,
-                    point.history,
+                    point.query,
                     batch,
                     owner=OWNER,
                     lasts_s=point.lasts_s,

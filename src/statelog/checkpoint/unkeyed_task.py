@@ -40,7 +40,7 @@ class UnkeyedTask:
         begun = attempt.begin(read.count, read.time_ms)
         if begun is None:
             return Acked()
-        view = begun.snapshot_view
+        view = begun.view.snapshot_view
         if view is None:
             raise ProtocolError("The coordinator answered begin with another kind of state.")
         with attempt.local_in_use():
@@ -50,7 +50,7 @@ class UnkeyedTask:
                 subtaskIndex=task.subtask,
                 parallelism=attempt.parallelism,
                 batchId=task.batch,
-                batchTimeMs=begun.batch_time_ms,
+                batchTimeMs=begun.permit.batch_time_ms,
                 isRestored=view.is_restored,
                 isRedistributed=view.is_redistributed,
             )
@@ -98,7 +98,7 @@ class UnkeyedTask:
         return stored
 
     def _fetch(self, begun: Begun, view: SnapshotView, segment: SegmentRef) -> bytes:
-        data = read_segment(self.attempt.open_store(begun.store), segment)
+        data = read_segment(self.attempt.open_store(begun.permit.store), segment)
         if view.slices is None:
             # If the batch does not change the snapshot, the next batch starts from it again.
             self._local.write(segment.checksum, data, self.attempt.task.batch, self.attempt.token)
@@ -148,11 +148,11 @@ class UnkeyedTask:
         stopwatch = self.attempt.stopwatch
         with stopwatch.counting(Part.ENCODE):
             self._local.write(checksum, data, self.attempt.task.batch, self.attempt.token)
-        if len(data) <= begun.inline_bytes:
+        if len(data) <= begun.permit.inline_bytes:
             return ""
-        name = f"{begun.upload_prefix}/{self.attempt.file_token}.snapshot"
+        name = f"{begun.permit.upload_prefix}/{self.attempt.file_token}.snapshot"
         with stopwatch.counting(Part.UPLOAD):
-            self.attempt.open_store(begun.store).put(name, data)
+            self.attempt.open_store(begun.permit.store).put(name, data)
         return name
 
 

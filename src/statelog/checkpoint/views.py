@@ -1,4 +1,4 @@
-"""The state that the subtasks start a batch from; for batch 0 it may be an initial checkpoint."""
+"""The state that the subtasks of an operator start a batch from; for its first batch it may be given."""
 
 from __future__ import annotations
 
@@ -6,60 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-import msgspec
-
 from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import Batch
+from statelog.checkpoint.batch import OperatorBatch
 from statelog.checkpoint.history import History
 from statelog.checkpoint.redistribution import SnapshotView, restored_views
-from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.log.references import Base, BaseRange, Level, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.times import NO_TIME_MS
 
 
-def initial_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
-    """Add materialized keyed state to an entry without segments; `runs` holds it by subtask, disjoint."""
-    ranges: list[BaseRange] = []
-    first = min(entry.batch, 0)
-    for subtask in range(entry.parallelism):
-        own, within = list(runs.get(subtask, ())), hash_range(subtask, entry.parallelism)
-        before = digests.genesis(entry.query_id, entry.uid, subtask, entry.parallelism)
-        after = digests.extend(before, entry.batch, [run.checksum for run in own])
-        level = Level(first, entry.batch, before, after, within.first, within.last, own)
-        ranges.append(BaseRange(within.first, within.last, Base(subtask, entry.parallelism, [level])))
-    return msgspec.structs.replace(entry, base_ranges=ranges)
+def given_base(
+    identity: str, parallelism: int, batch: int, runs: Mapping[int, Sequence[StoredRun]], first: int | None = None
+) -> list[BaseRange]:
+    """The base map of an operator whose state after `batch` was given; `runs` holds it by subtask, disjoint.
 
-
-def initial_entry(
-    config: OperatorConfig, batch: int, batch_time_ms: int, *, epoch: int, token: bytes, log_start: int
-) -> Checkpoint:
-    """The checkpoint before an operator's first batch, still without state.
-
-    `batch` is the query's batch before that one, at Spark's time `batch_time_ms`. `token` is 16 unique bytes,
-    `log_start` the number of the log's newest file.
+    `first` is the first batch whose changes it stands for, `batch` by default.
     """
-    return Checkpoint(
-        epoch=epoch,
-        batch=batch,
-        revision=0,
-        query_id=config.query_id,
-        run_id=config.run_id,
-        uid=config.uid,
-        parallelism=config.parallelism,
-        segments=[],
-        key_schema=config.key_schema,
-        states=config.states,
-        batch_time_ms=batch_time_ms,
-        watermark_ms=NO_TIME_MS,
-        token=token,
-        log_start=log_start,
-        retained_from=batch,
-        settings=dict(config.settings),
-        # Whoever reads checkpoint -1 knows it without a mark, also an older version.
-        is_initial=batch != INITIAL_BATCH,
-    )
+    ranges: list[BaseRange] = []
+    for subtask in range(parallelism):
+        own, within = list(runs.get(subtask, ())), hash_range(subtask, parallelism)
+        before = digests.genesis(identity, subtask, parallelism)
+        after = digests.extend(before, batch, [run.checksum for run in own])
+        level = Level(batch if first is None else first, batch, before, after, within.first, within.last, own)
+        ranges.append(BaseRange(within.first, within.last, Base(subtask, parallelism, [level])))
+    return ranges
 
 
 @dataclass(frozen=True)
@@ -76,12 +47,10 @@ class Views:
     """State of an unkeyed operator; empty if the operator is keyed."""
 
     @classmethod
-    def of_first_batch(cls, config: OperatorConfig, history: History, batch: int) -> Self:
+    def of_first_batch(cls, config: OperatorConfig, identity: str, history: History, batch: int) -> Self:
         """The views of a start's first batch: the stored state, redistributed over the start's subtasks."""
         subtasks = range(config.parallelism)
-        genesis_digests = [
-            digests.genesis(config.query_id, config.uid, subtask, config.parallelism) for subtask in subtasks
-        ]
+        genesis_digests = [digests.genesis(identity, subtask, config.parallelism) for subtask in subtasks]
         fired = [NO_TIME_MS] * config.parallelism
         if config.has_keys:
             heads = [
@@ -90,11 +59,11 @@ class Views:
             ]
             return cls(genesis_digests, heads, fired, [])
         snapshots, before = [SnapshotView()] * config.parallelism, history.at(batch - 1)
-        if before is not None and not before.is_initial:
+        if before is not None:
             snapshots = restored_views(before, {state.name for state in config.states}, config.parallelism)
         return cls(genesis_digests, genesis_digests, fired, snapshots)
 
-    def after(self, batch: Batch) -> Views:
+    def after(self, batch: OperatorBatch) -> Views:
         """The views of the next batch; `batch` must be durable."""
         assert batch.durable is not None
         if self.snapshots:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -18,39 +18,73 @@ from statelog.log.references import Base, BaseRange, SegmentRef
 from statelog.runs.schema import StateSchema
 from statelog.storage.store import Store
 
+FRAME_MAGIC: Final = b"SLE1"
 _MAGIC: Final = b"SLE"
-VERSION: Final = 3
-"""The newest version of entries. Version 1 does not record which checkpoints are retained.
-
-Version 3 is that of claims that give up the state and of initial checkpoints; all others are written as version 2.
-"""
-FRAME_MAGIC: Final = _MAGIC + b"2"
-_NEWER_MAGIC: Final = _MAGIC + b"%d" % VERSION
-_READABLE: Final = frozenset(_MAGIC + b"%d" % version for version in range(1, VERSION + 1))
+VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
 _READ_AHEAD_BYTES: Final = 64 * 1024
 
 INITIAL_BATCH: Final = -1
-"""Batch of the initial checkpoint: the state that an operator was given before its first batch."""
+"""The batch before the first one."""
 Settings = Mapping[str, int | str]
 """Settings of an operator, by the names that users know."""
 
 
+class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Where an entry is in the log; of two entries the later one has the greater place."""
+
+    number: int
+    """Of the log file."""
+    offset: int
+    """Bytes from the start of the file."""
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """Entries of batches after `batch` that stand before `place` in the log were taken back."""
+
+    batch: int
+    place: EntryPlace
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """The query from whose objects a branch goes on."""
+
+    location: str
+    """Of the parent's state; absolute."""
+    batch: int
+    """The checkpoint that the branch began with."""
+    pin: str
+    """The object name of the branch's pin there."""
+
+
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    """A start takes over the location; entries that older epochs write after it are void."""
+    """A start or a tool takes over the location; entries that older epochs write after it are void.
+
+    A tool's claim carries its news: operators that get another name or end, and the checkpoint to go back to.
+    """
 
     epoch: int
     query_id: str
     run_id: str
-    uid: str
     token: bytes
     time_ms: int
-    gives_up: bool = False
-    """Whether all earlier checkpoints are given up: the operator starts empty, or is not used any more."""
-    renamed_to: str = ""
-    """The uid under which the operator goes on, in a log of its own, if that is why they are given up."""
+    follows: bytes | None = None
+    """Id of the checkpoint that the query goes back to, empty for the state before batch 0; None to change nothing."""
+    renames: dict[str, str] = {}
+    """New uids, by the operators' identities."""
+    ended: list[str] = []
+    """Identities of the operators whose state is given up."""
+    begins_empty: bool = False
+    """Whether a query without a checkpoint may begin its state at a later batch than 0."""
+    number: int = 0
+    """The log file that it begins; the reader sets it."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it says more than that a new epoch has begun."""
+        return self.follows is not None or bool(self.renames or self.ended) or self.begins_empty
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
@@ -60,26 +94,13 @@ class Fence(msgspec.Struct, frozen=True, tag="fence"):
     ends: dict[str, int]
 
 
-class QueryOperators(msgspec.Struct, frozen=True):
-    """All operators of a query in one of its starts."""
+class Section(msgspec.Struct, frozen=True):
+    """The part of a checkpoint that belongs to one operator: the changesets or snapshots of all its subtasks."""
 
-    started_ms: int
-    """When the operator's part of the start began: milliseconds since the Unix epoch, by the driver's clock."""
-    locations: dict[str, str]
-    """Location of each operator's state, by uid; empty for state below the query's checkpointLocation."""
-
-
-class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
-    """The state after one micro-batch: the changesets or snapshots of all its subtasks."""
-
-    epoch: int
-    batch: int
-    """Spark's batch id, or :data:`INITIAL_BATCH`; it is the checkpoint's id too."""
-    revision: int
-    """How many times an attempt with another result has replaced the batch's checkpoint."""
-    query_id: str
-    run_id: str
+    identity: str
+    """Made when the operator's state begins, and never used again."""
     uid: str
+    """The operator's name in the program that wrote the entry."""
     parallelism: int
     segments: list[SegmentRef]
     """In order of their subtasks. Of several segments of a subtask the later ones win."""
@@ -87,43 +108,183 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     """Arrow IPC schema message of the key columns; empty if the operator is unkeyed."""
     states: list[StateSchema]
     """In order of their names."""
-    batch_time_ms: int
-    """Milliseconds since the Unix epoch."""
     watermark_ms: int
     """Milliseconds since the Unix epoch: Spark's watermark, unless the operator has one of its own."""
-    token: bytes
-    """Unique per written entry."""
     max_event_ms: list[int | None] = []
     """The largest event time so far of each input, if the operator has a watermark of its own."""
     element_counts: list[list[int]] = []
     """Number of elements by subtask and state, of shape (parallelism, states); empty if the operator is keyed."""
     generations: dict[str, int] = {}
     """How often each state that was ever deleted has been. Rows of earlier generations do not count."""
-    log_start: int = 0
-    """The first log file with an entry that is still needed; 0 if all are."""
     bases: list[Base] = []
     """Materialized states that count from this checkpoint on."""
-    base_ranges: list[BaseRange] | None = msgspec.field(default=None, name="cover")
+    base_ranges: list[BaseRange] | None = msgspec.field(default=None, name="base_map")
     """All materialized states that counted before `bases`, repeated so that no earlier entry is needed for them.
 
     None if they are not repeated.
     """
+    settings: dict[str, int | str] = {}
+    """Settings that the state depends on, see :mod:`statelog.checkpoint.settings`; empty for unkeyed operators."""
+    begins: bool = False
+    """Whether the operator's state begins with this batch: earlier sections do not count."""
+
+    def placed(self, name: str, payload: int) -> Section:
+        """The section with names and absolute offsets for what is inside the entry, in object `name`.
+
+        The entry's payload starts at offset `payload` of the object.
+        """
+        segments = [
+            segment if segment.name else replace(segment, name=name, offset=payload + segment.offset)
+            for segment in self.segments
+        ]
+        return replace(self, segments=segments, bases=[_placed_base(base, name, payload) for base in self.bases])
+
+
+class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
+    """The state of a query after one micro-batch, with a section for each operator."""
+
+    epoch: int
+    batch: int
+    """Spark's batch id."""
+    revision: int
+    """How many times an attempt with another result has replaced the batch's checkpoint."""
+    id: bytes
+    """Of the checkpoint, 16 bytes; its revisions share it."""
+    follows: bytes
+    """Id of the checkpoint before it; empty if there is none."""
+    query_id: str
+    run_id: str
+    token: bytes
+    """Unique per written entry."""
+    batch_time_ms: int
+    """Milliseconds since the Unix epoch."""
+    sections: list[Section]
+    """In order of the operators' uids."""
+    log_start: int = 0
+    """The first log file with an entry that is still needed; 0 if all are."""
+    retained_from: int = INITIAL_BATCH
+    """The oldest batch whose checkpoint can be restored once this entry is durable. Objects that only older ones need
+    may be deleted from then on.
+    """
+    parent: Parent | None = None
+    """The parent of a branch, while the branch needs an object of it."""
+    ended: list[str] = []
+    """Identities that have ended and that older entries still have sections of."""
+    cuts: list[Cut] = []
+    """What was taken back before this entry, oldest first; see :class:`statelog.checkpoint.query_history.Line`."""
     number: int = 0
     """The log file that holds the entry; the reader sets it."""
     offset: int = 0
     """Where the entry begins in that file; the reader sets it."""
-    retained_from: int | None = None
-    """The oldest batch whose checkpoint can be restored once this entry is durable. Objects that only older ones need
-    may be deleted from then on. None in entries of version 1.
+
+    @property
+    def place(self) -> EntryPlace:
+        """Where the entry is."""
+        return EntryPlace(self.number, self.offset)
+
+    def placed(self, header: FrameHeader, *, name: str, offset: int, number: int) -> QueryCheckpoint:
+        """The entry as readers see it: segments and runs inside it get the object's name, and absolute offsets.
+
+        The frame starts at `offset` of object `name`, which is file `number` of the log.
+        """
+        payload = offset + FRAME_HEADER_BYTES + header.index_bytes
+        sections = [section.placed(name, payload) for section in self.sections]
+        return replace(self, sections=sections, number=number, offset=offset)
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A checkpoint of a query as one operator sees it: the operator's section with what all sections share.
+
+    It is not stored. The fields are those of :class:`QueryCheckpoint` and :class:`Section`.
     """
-    operators: QueryOperators | None = None
-    """All operators of the query in the start that wrote the entry; None in entries of version 1."""
+
+    epoch: int
+    batch: int
+    revision: int
+    query_id: str
+    run_id: str
+    uid: str
+    """The operator's present name."""
+    parallelism: int
+    segments: list[SegmentRef]
+    key_schema: bytes
+    states: list[StateSchema]
+    batch_time_ms: int
+    watermark_ms: int
+    token: bytes
+    max_event_ms: list[int | None] = []
+    element_counts: list[list[int]] = []
+    generations: dict[str, int] = {}
+    log_start: int = 0
+    bases: list[Base] = []
+    base_ranges: list[BaseRange] | None = None
+    number: int = 0
+    offset: int = 0
+    retained_from: int = INITIAL_BATCH
     settings: dict[str, int | str] = {}
-    """Settings that the state depends on, see :mod:`statelog.checkpoint.settings`. Empty in entries of version 1 and of
-    unkeyed operators.
-    """
-    is_initial: bool = False
-    """Whether the entry stands for the start of an operator that was added to its query, and not for a batch."""
+    begins: bool = False
+    identity: str = ""
+
+    @classmethod
+    def of(cls, entry: QueryCheckpoint, section: Section, uid: str | None = None) -> Checkpoint:
+        """The projection of an entry on a section; `uid` is the operator's present name, if it was renamed since."""
+        return cls(
+            epoch=entry.epoch,
+            batch=entry.batch,
+            revision=entry.revision,
+            query_id=entry.query_id,
+            run_id=entry.run_id,
+            uid=section.uid if uid is None else uid,
+            parallelism=section.parallelism,
+            segments=section.segments,
+            key_schema=section.key_schema,
+            states=section.states,
+            batch_time_ms=entry.batch_time_ms,
+            watermark_ms=section.watermark_ms,
+            token=entry.token,
+            max_event_ms=section.max_event_ms,
+            element_counts=section.element_counts,
+            generations=section.generations,
+            log_start=entry.log_start,
+            bases=section.bases,
+            base_ranges=section.base_ranges,
+            number=entry.number,
+            offset=entry.offset,
+            retained_from=entry.retained_from,
+            settings=section.settings,
+            begins=section.begins,
+            identity=section.identity,
+        )
+
+    @property
+    def section(self) -> Section:
+        """The operator's section."""
+        return Section(
+            identity=self.identity,
+            uid=self.uid,
+            parallelism=self.parallelism,
+            segments=self.segments,
+            key_schema=self.key_schema,
+            states=self.states,
+            watermark_ms=self.watermark_ms,
+            max_event_ms=self.max_event_ms,
+            element_counts=self.element_counts,
+            generations=self.generations,
+            bases=self.bases,
+            base_ranges=self.base_ranges,
+            settings=self.settings,
+            begins=self.begins,
+        )
+
+    @property
+    def place(self) -> EntryPlace:
+        """Where the entry is."""
+        return EntryPlace(self.number, self.offset)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its own segments hold the whole state, as those of unkeyed operators do."""
+        return not self.key_schema
 
     def segments_of(self, first: int, last: int) -> list[SegmentRef]:
         """The segments of the subtasks from `first` to `last`, both included."""
@@ -146,24 +307,6 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
             found[segment.subtask].append(segment)
         return found
 
-    def placed(self, header: FrameHeader, *, name: str, offset: int, number: int) -> Checkpoint:
-        """The entry as readers see it: segments and runs inside it get the object's name, and absolute offsets.
-
-        The frame starts at `offset` of object `name`, which is file `number` of the log.
-        """
-        payload = offset + FRAME_HEADER_BYTES + header.index_bytes
-        segments = [
-            segment if segment.name else replace(segment, name=name, offset=payload + segment.offset)
-            for segment in self.segments
-        ]
-        bases = [_placed_base(base, name, payload) for base in self.bases]
-        return replace(self, segments=segments, bases=bases, number=number, offset=offset)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the entry's own segments hold the whole state, as those of unkeyed operators do."""
-        return not self.key_schema
-
 
 def _placed_base(base: Base, name: str, payload: int) -> Base:
     levels = [
@@ -178,18 +321,7 @@ def _placed_base(base: Base, name: str, payload: int) -> Base:
 
 _subtask: Final = attrgetter("subtask")
 
-Entry = Claim | Fence | Checkpoint
-
-
-def renamed_to(entries: Iterable[Entry], query_id: str) -> str:
-    """The uid under which an operator goes on whose log has these entries; empty if it has not been renamed."""
-    claims = [entry for entry in entries if isinstance(entry, Claim) and entry.gives_up and entry.query_id == query_id]
-    return claims[-1].renamed_to if claims else ""
-
-
-def gave_up(entries: Iterable[Entry], query_id: str) -> bool:
-    """Whether a query has given up checkpoints of a log with these entries."""
-    return any(isinstance(entry, Claim) and entry.gives_up and entry.query_id == query_id for entry in entries)
+Entry = Claim | Fence | QueryCheckpoint
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -214,14 +346,8 @@ def encode_frame(entry: Entry, payload: list[bytes]) -> list[bytes]:
     index = _encoder.encode(entry)
     payload_bytes = sum(map(len, payload))
     checksum = xxhash.xxh3_64_intdigest(index)
-    head = _HEADER.pack(_magic_of(entry), len(index), payload_bytes, checksum, 0)[:-8]
+    head = _HEADER.pack(FRAME_MAGIC, len(index), payload_bytes, checksum, 0)[:-8]
     return [head + xxhash.xxh3_64_digest(head)[::-1] + index, *payload]
-
-
-def _magic_of(entry: Entry) -> bytes:
-    """The version that a reader must know at least; older ones refuse the entry instead of passing over its news."""
-    is_newer = getattr(entry, "gives_up", False) or getattr(entry, "is_initial", False)
-    return _NEWER_MAGIC if is_newer else FRAME_MAGIC
 
 
 def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
@@ -231,15 +357,15 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
     """
     magic, index_bytes, payload_bytes, index_checksum, own = _HEADER.unpack(data)
     is_whole = own == xxhash.xxh3_64_intdigest(data[:-8])
-    if magic not in _READABLE and magic.startswith(_MAGIC) and is_whole:
+    if magic != FRAME_MAGIC and magic.startswith(_MAGIC) and is_whole:
         version = magic.removeprefix(_MAGIC).decode("latin-1")
         raise ConfigurationError(
-            f"{name}: the log entry at offset {offset} is of version {version}, and this statelog reads up to"
-            f" {VERSION}.",
+            f"{name}: the log entry at offset {offset} is of version {version}, and this statelog reads"
+            f" version {VERSION}.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Use the version of statelog that wrote it, or a later one.",
         )
-    if magic not in _READABLE:
+    if magic != FRAME_MAGIC:
         raise CorruptionError(
             f"{name}: no log entry at offset {offset}: it starts with {magic!r}.",
             kind=ErrorKind.FORMAT,
@@ -265,8 +391,11 @@ def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, n
             kind=ErrorKind.FORMAT,
             hint="Was it written by a newer version of statelog?",
         ) from error
-    if not isinstance(entry, Checkpoint):
-        return entry
+    match entry:
+        case Claim():
+            return replace(entry, number=number)
+        case Fence():
+            return entry
     return entry.placed(header, name=name, offset=offset, number=number)
 
 

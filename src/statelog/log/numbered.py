@@ -29,11 +29,11 @@ from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
 from statelog.log.entry import (
     FRAME_HEADER_BYTES,
-    Checkpoint,
     Claim,
     Entry,
     Fence,
     FrameReader,
+    QueryCheckpoint,
     damaged_log,
     decode_header,
     encode_frame,
@@ -56,17 +56,12 @@ class _LogFiles:
 
     @property
     def entries(self) -> list[Entry]:
-        """All entries in order, without those that an epoch wrote after a newer one claimed, and without given up ones.
-
-        Claims stay, also those before the one that gave the checkpoints up.
-        """
+        """All entries in order, without those that an epoch wrote after a newer one claimed."""
         valid: list[Entry] = []
         newest = 0
         for entry in (entry for file in reversed(self.files) for entry in file):
             if entry.epoch >= newest:
                 newest = entry.epoch
-                if isinstance(entry, Claim) and entry.gives_up:
-                    valid = [earlier for earlier in valid if isinstance(earlier, Claim)]
                 valid.append(entry)
         return valid
 
@@ -77,7 +72,7 @@ def base_name(number: int) -> str:
 
 
 class NumberedLog:
-    """An operator's checkpoints, as entries in numbered files of the folder `prefix`, which one writer extends.
+    """A query's checkpoints, as entries in numbered files of the folder `prefix`, which one writer extends.
 
     A writer calls :meth:`claim`, then :meth:`append` for every checkpoint, then :meth:`close`; a reader only calls
     :meth:`read`. One thread at a time calls a log.
@@ -175,10 +170,10 @@ class NumberedLog:
         self._require_ownership(self._end)
         self._note_claims(contents)
         self._looked_s, self._lost = looked_s, ""
-        self._is_used = claim.gives_up
+        self._is_used = claim.has_news
         return contents.entries
 
-    def append(self, entry: Checkpoint, payload: list[bytes]) -> Checkpoint:
+    def append(self, entry: QueryCheckpoint, payload: list[bytes]) -> QueryCheckpoint:
         """Make an entry durable, and return it with absolute offsets of its segments.
 
         Raises FencedError if a newer epoch has claimed the log: the entry has no effect or was taken over by the newer
@@ -347,7 +342,7 @@ class NumberedLog:
                 if isinstance(entry, Fence):
                     fenced_ends.update(entry.ends)
             contents.files.append([entry for entry in found if not isinstance(entry, Fence)])
-            checkpoints = [entry for entry in contents.files[-1] if isinstance(entry, Checkpoint)]
+            checkpoints = [entry for entry in contents.files[-1] if isinstance(entry, QueryCheckpoint)]
             if checkpoints and not start:
                 start = checkpoints[-1].log_start
         return contents

@@ -1,4 +1,4 @@
-"""Opens the store of a location, the folder of an operator in it, and its log, as the options say."""
+"""Opens the store of a location and the log in it, as the options say."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ from typing import Final
 
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError
-from statelog.log.entry import Checkpoint, Claim
 from statelog.log.numbered import NumberedLog
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.storage import LocalStore, Store, open_store
 from statelog.storage.links import LinkedStore
-from statelog.storage.names import former_name_part, name_part
+from statelog.storage.names import name_part
 from statelog.storage.retry import RetryingStore, RetryPolicy
 
 STATE_FOLDER: Final = "statelog"
-"""The location of a query's operators in its checkpointLocation, unless they are given another."""
-LOG_FOLDER = "log"
-CHANGES_FOLDER = "changes"
-RUNS_FOLDER = "runs"
-INITIAL_FOLDER = "initial"
-SAMPLES_FOLDER = "samples"
+"""The location of a query's state in its checkpointLocation, unless it is given another."""
+LOG_FOLDER: Final = "log"
+PINS_FOLDER: Final = "pins"
+"""The folders of a query, in its location; beside them is one for each operator, called by its identity."""
+CHANGES_FOLDER: Final = "changes"
+RUNS_FOLDER: Final = "runs"
+INITIAL_FOLDER: Final = "initial"
 """The folders of an operator, in its own."""
+_IDENTITY_TOKEN_BYTES: Final = 8
 
 
-def open_log(store: Store, root: str, options: Options, clock: Clock, *, remembers: bool = False) -> NumberedLog:
-    """Make the log of the operator whose folder is `root`; nothing is written yet. `remembers` is for readers.
+def new_identity(uid: str, token: bytes) -> str:
+    """An identity for an operator whose state begins; `token` is unique."""
+    return f"{name_part(uid)}-{token[-_IDENTITY_TOKEN_BYTES:].hex()}"
+
+
+def open_log(store: Store, options: Options, clock: Clock, *, remembers: bool = False) -> NumberedLog:
+    """Make the log of the query whose location is the store; nothing is written yet. `remembers` is for readers.
 
     Raises ConfigurationError if files are to be merged across checkpoints and the store cannot append.
     """
@@ -39,7 +45,7 @@ def open_log(store: Store, root: str, options: Options, clock: Clock, *, remembe
         )
     return NumberedLog(
         store,
-        f"{root}/{LOG_FOLDER}",
+        LOG_FOLDER,
         clock,
         appends=store.can_append if merging == "auto" else merging == "across",
         max_file_bytes=options.max_file_bytes,
@@ -71,24 +77,3 @@ def _open_own(location: str, options: Options, clock: Clock, recorder: Measureme
 def open_location(location: str) -> LinkedStore:
     """Make the store of a location with the default options, outside of a running query."""
     return open_retrying_store(location, Options(), SystemClock(), Measurements())
-
-
-_LONGEST_NAME: Final = 255
-
-
-def operator_folder(store: Store, uid: str) -> str:
-    """The folder of an operator, also if it was made when folders had other names.
-
-    A folder of the former name may be another operator's, so its log is read to tell: raises CorruptionError or
-    StorageError if that fails.
-    """
-    folder, former = name_part(uid), former_name_part(uid)
-    if folder == former or store.list(f"{folder}/{LOG_FOLDER}/"):
-        return folder
-    # A name that a store refuses was never a folder.
-    if former == "." or len(former) > _LONGEST_NAME or not store.list(f"{former}/{LOG_FOLDER}/"):
-        return folder
-    entries = open_log(store, former, Options(), SystemClock()).read()
-    checkpoints = [entry.uid for entry in entries if isinstance(entry, Checkpoint)]
-    owners = checkpoints or [entry.uid for entry in entries if isinstance(entry, Claim)]
-    return former if owners[-1:] == [uid] else folder

@@ -12,14 +12,13 @@ from collections.abc import Iterable
 import xxhash
 
 
-def genesis(query_id: str, uid: str, subtask: int, parallelism: int) -> bytes:
-    """Digest of the empty state of a subtask, 16 bytes."""
-    identity = "\0".join((query_id, uid, str(subtask), str(parallelism)))
-    return xxhash.xxh3_128_digest(identity.encode())
+def genesis(identity: str, subtask: int, parallelism: int) -> bytes:
+    """Digest of the empty state of a subtask of the operator with an identity, 16 bytes."""
+    return xxhash.xxh3_128_digest("\0".join((identity, str(subtask), str(parallelism))).encode())
 
 
 def extend(digest: bytes, batch: int, checksums: Iterable[bytes]) -> bytes:
-    """Digest after a batch; `batch` is Spark's batch id, or -1 for the initial checkpoint.
+    """Digest after a batch; `batch` is Spark's batch id, or that before the operator's first batch.
 
     `checksums` are those of the changesets that hold the subtask's keys, in order of their subtasks.
     """

@@ -10,7 +10,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -204,7 +204,7 @@ class WorkerProcess:
             options=spec.options,
             call=self._caller(spec.driver, spec.options, task),
             memory=self._memory,
-            local=_local_directory(spec, task),
+            local_of=partial(_local_directory, spec, task),
             open_store=lambda location: self.open_store(location, spec.options),
             clock=SystemClock(),
             token=f"{task.attempt}-{secrets.token_hex(_TOKEN_BYTES)}",
@@ -232,10 +232,10 @@ class WorkerProcess:
 
         def call(request: Request, payload: bytes) -> Reply:
             reply = client.call(request, payload)
-            if isinstance(reply, Begun) and reply.witness and (task.run_id, reply.store) not in self._seen:
-                store, host = self.open_store(reply.store, options), socket.gethostname()
-                require_shared(store, reply.witness.name, reply.witness.head, host=host, who=task.name)
-                self._seen.add((task.run_id, reply.store))
+            if isinstance(reply, Begun) and reply.permit.witness and (task.run_id, reply.permit.store) not in self._seen:
+                store, host = self.open_store(reply.permit.store, options), socket.gethostname()
+                require_shared(store, reply.permit.witness.name, reply.permit.witness.head, host=host, who=task.name)
+                self._seen.add((task.run_id, reply.permit.store))
             return reply
 
         return call
@@ -268,10 +268,10 @@ def _task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
     return TaskId(query_id, run_id, spec.uid, spec.instance, int(batch), subtask, context.taskAttemptId())
 
 
-def _local_directory(spec: TaskSpec, task: TaskId) -> Path:
-    """The directory of a subtask's local files on this host."""
-    operator = f"{task.query_id}-{spec.uid.encode().hex()}"
-    return subtask_directory(local_base(spec.options), operator, spec.parallelism, task.subtask)
+def _local_directory(spec: TaskSpec, task: TaskId, identity: str) -> Path:
+    """The directory of the local files of a subtask on this host; `identity` is its operator's."""
+    folder = f"{task.query_id}-{identity.encode().hex()}"
+    return subtask_directory(local_base(spec.options), folder, spec.parallelism, task.subtask)
 
 
 def local_base(options: Options) -> Path:

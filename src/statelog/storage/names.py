@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
@@ -40,11 +39,3 @@ def distinct_parts(texts: Iterable[str]) -> dict[str, str]:
         parts[text] = f"{part}%~{before}" if before else part
         taken[part.lower()] += 1
     return parts
-
-
-def former_name_part(text: str) -> str:
-    """The encoding of older locations, by code point instead of UTF-8.
-
-    Codes beyond U+00FF have more than two digits, so two texts may have the same part.
-    """
-    return re.sub(r"[^A-Za-z0-9._-]", lambda found: f"%{ord(found[0]):02X}", text).replace("..", "%2E%2E")
