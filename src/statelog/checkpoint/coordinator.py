@@ -166,7 +166,6 @@ class Coordinator:
             entries = [*entries, *[self._log.append(entry, []) for entry in initial]]
         self._inventory.open(entries, self._epoch, self._config.run_id, self._clock)
         self._inventory.points.open(self.history, first_batch)
-        self._inventory.deleter.delete(self._inventory.samples.open(self.history, first_batch))
         self._retained_from = first_batch - 1 if begins else self._inventory.retained_from()
         self._policy.schedule.restore(self.history, first_batch - 1)
         before = self.history.at(first_batch - 1)
@@ -248,7 +247,6 @@ class Coordinator:
                 snapshot_view=None if self._config.has_keys else self._views.snapshots[task.subtask],
                 maintenance=self._policy.request(task, genesis) if self._config.has_keys else None,
                 witness=Witness(self._log.file_name, self._log.head),
-                sample_folder=self._inventory.sample_folder(task.subtask),
             )
 
     def _enter(self, task: TaskId) -> Batch:

@@ -26,7 +26,6 @@ class DeletionGate:
     An object stays while
 
     - a retained, held or pinned checkpoint needs it,
-    - it is a sample of one of the newest batches,
     - an entry in doubt references it,
     - an open grant lets a job reference it,
     - an attempt of a batch that can be repeated may reference it,

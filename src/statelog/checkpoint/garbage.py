@@ -15,11 +15,9 @@ from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History, Record
-from statelog.checkpoint.kept_samples import KeptSamples
 from statelog.checkpoint.parent import ParentObjects
 from statelog.checkpoint.pins import StandingPins
 from statelog.checkpoint.retained_points import RetainedPoints
-from statelog.checkpoint.sample import sample_folder
 from statelog.clock import Clock
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
 from statelog.log.numbered import NumberedLog, base_name
@@ -242,8 +240,7 @@ class Inventory:
         self.pins = StandingPins(store, root, clock)
         self.parent = ParentObjects(store, root, name)
         self.points = RetainedPoints(store, root, name, options.retained_s, clock)
-        self.samples = KeptSamples(store, root, options.sample_batches)
-        self.gate = DeletionGate(root, self._needs, self.grants.is_open, self.pins.need)
+        self.gate = DeletionGate(root, self.retention.needs, self.grants.is_open, self.pins.need)
         self.deleter = Deleter(
             store,
             name,
@@ -258,10 +255,6 @@ class Inventory:
         self._name = name
         self._options = options
         self._truncation = Truncation()
-
-    def _needs(self, name: str) -> bool:
-        """Whether a checkpoint needs an object, or it is a sample that is kept."""
-        return self.retention.needs(name) or self.samples.need(name)
 
     def _look(self) -> list[str]:
         """Pin what is to stay, then list the pins; return those that have expired."""
@@ -337,10 +330,6 @@ class Inventory:
         """The folder of a subtask's large changesets and snapshots."""
         return f"{self._root}/{CHANGES_FOLDER}/{self.epoch}/{subtask}"
 
-    def sample_folder(self, subtask: int) -> str:
-        """The folder of a subtask's samples; empty if none are stored."""
-        return sample_folder(self._root, self.epoch, subtask) if self._options.sample_batches else ""
-
     def _runs_folder(self, subtask: int) -> str:
         """The folder of a subtask's materialized state."""
         return f"{self._root}/{RUNS_FOLDER}/{self.epoch}/{subtask}"
@@ -371,14 +360,9 @@ class Inventory:
         self.deleter.delete([*log_files, *released])
 
     def remove_lost(self, batch: Batch, ended: Iterable[str]) -> None:
-        """Delete the files of a certain batch's attempts that do not count, and the folders of ended grants.
-
-        The samples of the batch that is no longer among the newest ones go too.
-        """
+        """Delete the files of a certain batch's attempts that do not count, and the folders of ended grants."""
         for subtask in sorted(batch.lost):
             self.deleter.delete_below(f"{self.changes_folder(subtask)}/{batch.number}-")
-        if samples := self.samples.certain(batch, self.epoch):
-            self.deleter.delete(samples)
         for folder in ended:
             self.deleter.delete_below(f"{folder}/")
 

@@ -91,8 +91,6 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """Work on keyed state after the batch; before its end if the changelog is off."""
     witness: Witness | None = None
     """Each worker process checks it once per start, before it uses the location."""
-    sample_folder: str = ""
-    """The sample of the input rows is written in this folder; empty if none is wanted."""
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept"):

@@ -22,7 +22,6 @@ LOG_FOLDER = "log"
 CHANGES_FOLDER = "changes"
 RUNS_FOLDER = "runs"
 INITIAL_FOLDER = "initial"
-SAMPLES_FOLDER = "samples"
 """The folders of an operator, in its own."""
 
 
