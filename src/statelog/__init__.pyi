@@ -94,7 +94,6 @@ from .streams.migrate import migrate
 from .streams.orphans import delete_orphans, list_orphans
 from .streams.rename import Renamed, rename
 from .streams.repair import Rewound, rewind
-from .streams.replay import Replay, replay
 from .streams.save_restore import Restored, Savepoint, restore, savepoint
 from .streams.unkeyed import process
 from .streams.windowed import WindowedStream, late, on_time
@@ -159,7 +158,6 @@ __all__ = [
     "Quantiles",
     "Recorded",
     "Renamed",
-    "Replay",
     "RestoreMetrics",
     "RestoreProgress",
     "Restored",
@@ -220,7 +218,6 @@ __all__ = [
     "read_state",
     "register_store",
     "rename",
-    "replay",
     "report",
     "restore",
     "rewind",

@@ -30,13 +30,12 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("changelog materialization plain_local_files redact_keys", lambda value: isinstance(value, bool), "True or False"),
     ("retained_checkpoints merge_fan_in", lambda value: value >= 2, "2 or more"),
     (
-        "max_file_bytes max_space_amplification sample_max_bytes upload_part_bytes max_in_flight_bytes upload_threads"
-        " upload_attempts",
+        "max_file_bytes max_space_amplification upload_part_bytes max_in_flight_bytes upload_threads upload_attempts",
         lambda value: value >= 1,
         "1 or more",
     ),
     (
-        "sample_batches materialization_interval_s materialization_max_failures max_log_to_base replay_budget_s"
+        "materialization_interval_s materialization_max_failures max_log_to_base replay_budget_s"
         " upload_retry_delay_s log_min_age_s orphan_min_age_s",
         lambda value: value >= 0,
         "0 or more",
@@ -87,12 +86,6 @@ class Options:
         Checkpoints that can be read for longer: the first one of each interval of so many seconds, and for how many
         seconds. ``{60: 3600, 3600: 86400}`` keeps one of each minute for an hour and one of each hour for a day. See
         docs/reading-state.md.
-    sample_batches : int
-        For how many of the newest certain batches the input rows are kept, so that ``statelog.replay`` can run a batch
-        again for one key; at most `retained_checkpoints` - 2. Every subtask with rows writes one more object per
-        batch. Only keyed operators with a processor of yours have samples. See docs/reading-state.md.
-    sample_max_bytes : int
-        Input rows of a subtask in one batch that take more memory than this are left out of the sample.
     changelog : bool
         Whether a checkpoint of keyed state holds its changes only, with the full state materialized from time to
         time. Without a changelog every checkpoint stores the new and merged runs of its subtasks before it is
@@ -172,8 +165,6 @@ class Options:
     max_space_amplification: float = 2.0
     retained_checkpoints: int = 10
     retained_s: Mapping[float, float] = field(default_factory=dict)
-    sample_batches: int = 0
-    sample_max_bytes: int = 16 << 20
     changelog: bool = True
     materialization: bool = True
     materialization_interval_s: float = 600.0
@@ -206,12 +197,6 @@ class Options:
                 value = getattr(self, name)
                 if not is_valid(value):
                     raise ConfigurationError(f"Option {name} is {value!r}.", hint=f"It must be {expected}.")
-        if self.sample_batches and self.sample_batches > self.retained_checkpoints - 2:
-            raise ConfigurationError(
-                f"Option sample_batches is {self.sample_batches} beside retained_checkpoints"
-                f" {self.retained_checkpoints}.",
-                hint=f"Retain {self.sample_batches + 2} or more: a batch is replayed from the checkpoint before it.",
-            )
 
     def for_store(self, *, can_append: bool) -> Options:
         """These options, with values that suit the store for those that are None."""

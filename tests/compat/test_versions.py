@@ -7,9 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
-
-import pyarrow as pa
+from typing import Final
 
 from statelog.aggregates import sketches
 from statelog.log import entry
@@ -47,9 +45,6 @@ def _versions(path: Path) -> Iterator[tuple[str, int]]:
     if path.suffix == ".json":
         document = json.loads(data)
         yield SEALED[document.get("kind", "statelog savepoint")], document["version"]
-    elif path.suffix == ".arrow":
-        metadata: dict[Any, Any] = pa.ipc.open_stream(data).schema.metadata
-        yield "sample", json.loads(metadata[b"statelog.sample"])["version"]
     for kind, magic in MAGICS.items():
         for [version] in magic.findall(data):
             yield kind, version if version < ord("0") else version - ord("0")

@@ -285,14 +285,6 @@ def test_a_file_of_the_log_is_deleted_once(tmp_path: Path) -> None:
     assert [name for name in deleted if "/log/" in name] == [log.name_of(number) for number in range(1, 5)]
 
 
-@pytest.mark.parametrize(("sample_batches", "folder"), [(0, ""), (1, "op/samples/3/7")])
-def test_samples_are_only_asked_for_if_the_option_says_so(tmp_path: Path, sample_batches: int, folder: str) -> None:
-    store, options, clock = LocalStore(tmp_path), Options(sample_batches=sample_batches), ManualClock(NOW_S)
-    made = Inventory(store, "op", "operator 'op'", options, clock, deletes_in_background=False)
-    made.open([], 3, "run", clock)
-    assert made.sample_folder(7) == folder
-
-
 def test_a_run_that_ends_has_deleted_what_it_leaves(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     before = set(threading.enumerate())

@@ -13,7 +13,6 @@ The life of a checkpoint:
 4. After the last ack, `commit` builds the entry and its metrics, and the coordinator appends it to the log.
 5. `history` keeps the checkpoints that can be restored, `bases` the materialized state of each range of key hashes.
 6. `garbage` finds the files that no checkpoint needs; `deletion` has the gate that lets them go.
-7. After its ack a task may store a `sample` of its rows (`sampling`); `kept_samples` says which stay.
 
 Beside that, `materialization` and `grants` decide which subtask materializes when; `keyed_task` has it done.
 `query_operators` and `rewind_target` read the logs of all operators of a query.

@@ -31,8 +31,6 @@ class WorkerMemory:
     def __init__(self, policy: MergePolicy = MERGE_POLICY) -> None:
         self.tables = MemoryTables()
         self.local = LocalCache(released=self.tables.forget, policy=policy)
-        self.left_out: set[tuple[str, str]] = set()
-        """The starts (run id) and operators that have been warned of a sample that is too large."""
 
 
 @dataclass(frozen=True)

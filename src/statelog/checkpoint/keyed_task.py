@@ -15,8 +15,6 @@ from statelog.checkpoint.attempt import Attempt, require_reply
 from statelog.checkpoint.changeset import Changeset, ChangesetWriter
 from statelog.checkpoint.progress import Restoring
 from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome, TaskTimes
-from statelog.checkpoint.sample import SampledOperator
-from statelog.checkpoint.sampling import store_sample
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
@@ -124,8 +122,6 @@ class KeyedTask:
 
     attempt: Attempt
     operator: KeyedOperator
-    sampled: SampledOperator | None = None
-    """The operator as its samples describe it; None if it has no samples."""
 
     def run(self, read: BatchInput) -> Generator[pa.RecordBatch, None, Acked]:
         """Process the batch, yield the output, and return the coordinator's reply to the ack.
@@ -155,8 +151,6 @@ class KeyedTask:
             sizes = _state_sizes([*(run for _, run in runs), self._local.open(writer.local_run)])
             hot_groups = hot_key_groups(read.rows.hashes)
             reply = self._ack(subtask, changeset, done, maintenance, restoring, sizes, hot_groups)
-            if self.sampled is not None:
-                store_sample(attempt, view.begun, self.sampled, read.rows, initial)
             if last_output is not None:
                 yield last_output
             if materialized is None and is_own:

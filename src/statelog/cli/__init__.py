@@ -9,7 +9,7 @@ fields of the function's result. So whatever a command does, a program can do wi
   ``diff``, ``export``.
 - `stats_command`: ``stats`` measures what is stored.
 - `verify_command`: ``verify`` reads and checks all that is stored.
-- `compare_command`: ``compare`` compares two queries. `replay_command`: ``replay`` runs a batch again for a key.
+- `compare_command`: ``compare`` compares two queries.
 - `page_commands`: ``report`` and ``ui``, the checkpoint page.
 - `pin_commands`: ``pin``, ``pins``, ``unpin``.
 - `query_commands`: stopped queries: ``savepoint``, ``restore``, ``rewind``, ``fall-back``; also ``branch``, ``gc``.

@@ -1,7 +1,7 @@
 """A parser of Spark's DDL for types, such as ``user string, total decimal(10,2)``, that needs no JVM.
 
 The grammar is the part of Spark's ``colTypeList`` and ``dataType`` (SqlBaseParser.g4) that describes columns. Queries
-use Spark's own parser; this one is for those who have no session: tests and replays.
+use Spark's own parser; this one is for ``statelog.testing``, which has none.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ A read goes these steps; `read` calls them:
 
 `lookup` reads blocks of some keys instead of step 2, and `reader` keeps a checkpoint open for many reads. `savepoint`
 reads the tables of a savepoint, which its `manifest` lists. Beside states there are `changes` of batches, the `history`
-of a key, a `batch_of_key` for replays, the `diff` of two checkpoints, `listing` of what is there, `pinning` by hand,
-and `verify`, which checks all of it.
+of a key, the `diff` of two checkpoints, `listing` of what is there, `pinning` by hand, and `verify`, which checks all
+of it.
 
 Words:
 

@@ -42,7 +42,6 @@ class ChangeColumns:
             value_fields = [*prefixed(BEFORE, state.value_schema), *value_fields]
             expiry = [*(pa.field(f"{BEFORE}_{field.name}", field.type) for field in expiry), *expiry]
         keys = prefixed("key", key_schema)
-        self.key_names = [field.name for field in keys]
         self.schema = pa.schema([pa.field(HASH, pa.int64()), *times, *keys, *entry_fields, *value_fields, *expiry])
 
     def to_rows(

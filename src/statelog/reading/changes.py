@@ -274,15 +274,9 @@ def batch_changes(
             yield from SubtaskChanges.of(checkpoint, subtask).rows(store, stored)
         return
     name = stored_name(stored.name, checkpoint.generations.get(stored.name, 0))
-    yield from changes_of_keys(_searched(store, checkpoint, name, wanted), checkpoint, stored, wanted)
-
-
-def changes_of_keys(
-    runs: list[Run], checkpoint: Checkpoint, stored: StateSchema, wanted: KeyBatch
-) -> Iterator[pa.RecordBatch]:
-    """The changes of a state for some keys, in runs of one batch."""
     declared = {stored.name: StateDescriptor.from_stored(stored)}
     garbage = Garbage(Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms), checkpoint.generations)
+    runs = _searched(store, checkpoint, name, wanted)
     for _, rows in merged_rows(runs, declared, is_bottom=False, garbage=garbage):
         found = _of_keys(rows, wanted)
         if found.num_rows:

@@ -14,9 +14,8 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
-from statelog.checkpoint.sample import Frames, SampledOperator
 from statelog.clock import SystemClock
-from statelog.convert.codecs import ArrowCodecs, ColumnCodecs, FrameCodecs, ProcessorCalls, ProcessorCodecs, RowCodecs
+from statelog.convert.codecs import ColumnCodecs, ProcessorCalls, ProcessorCodecs
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_decoder
 from statelog.operators.event_time import EventTime
@@ -97,28 +96,7 @@ class KeyedSpec(TaskSpec):
         return BatchInput(read, subtask, _time_ms(rows))
 
     def task(self, attempt: Attempt) -> KeyedTask:
-        return KeyedTask(attempt, self.operator(), self.sampled())
-
-    def sampled(self) -> SampledOperator | None:
-        """The operator as its samples describe it; None if they are not wanted, or the processor is not the user's."""
-        codecs = self.codecs
-        if not self.options.sample_batches or not isinstance(codecs, RowCodecs | FrameCodecs | ArrowCodecs):
-            return None
-        frames = None
-        if isinstance(codecs, FrameCodecs):
-            frames = Frames(codecs.max_rows, codecs.max_bytes, codecs.keeps_integers)
-        return SampledOperator(
-            columns=self.columns,
-            key_columns=self.key_columns,
-            output=self.output_schema.json(),
-            session_zone=self.session_zone,
-            time_mode=self.time_mode,
-            frames=frames,
-            event_time=self.event_time,
-            output_event_time=self.output_event_time,
-            initial_columns=self.initial_columns,
-            initial_key_columns=self.initial_key_columns,
-        )
+        return KeyedTask(attempt, self.operator())
 
     def run_batch(self, batches: list[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
         clock = SystemClock()

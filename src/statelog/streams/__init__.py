@@ -16,7 +16,6 @@ The other modules work on the state of whole queries:
 - `save_restore`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
 - `migrate`: ``migrate`` begins a new query with the state of Spark's own ``transformWithState``.
 - `repair`: ``rewind`` makes Spark repeat batches that it has committed although they have no checkpoint.
-- `replay`: ``replay`` runs a batch again for one key, with a `replayed_operator`, and may stop in it (`debugged`).
 - `orphans`: ``list_orphans`` lists the objects that nothing needs, ``delete_orphans`` deletes them beside a query.
 
 Words of this package:

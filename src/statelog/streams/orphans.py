@@ -12,24 +12,14 @@ from pathlib import Path
 
 from statelog.checkpoint.garbage import find_orphans
 from statelog.checkpoint.history import History
-from statelog.checkpoint.kept_samples import unnamed_samples
 from statelog.checkpoint.parent import read_parent
 from statelog.checkpoint.pins import PINS_FOLDER, has_expired, read_pin
 from statelog.checkpoint.query_operators import operators_of
-from statelog.checkpoint.sample import sample_names
 from statelog.clock import Clock, SystemClock
 from statelog.errors import CorruptionError, StatelogError, StorageError
 from statelog.log.entry import Checkpoint, Entry, Fence
 from statelog.log.numbered import LOG_FILE, base_name
-from statelog.log.open import (
-    CHANGES_FOLDER,
-    INITIAL_FOLDER,
-    LOG_FOLDER,
-    RUNS_FOLDER,
-    SAMPLES_FOLDER,
-    open_location,
-    open_log,
-)
+from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER, open_location, open_log
 from statelog.options import Options
 from statelog.reading.source import find_operators
 from statelog.storage import ObjectInfo, Store
@@ -84,7 +74,6 @@ def _orphans_of(store: Store, operator: str, min_age_s: float, clock: Clock) -> 
     pinned, _ = _read_pins(store, operator, now_s)
     first, needed = _log_start(entries), history.object_names() | pinned
     folder = f"{operator}/{LOG_FOLDER}/"
-    names |= {one.name for one in unnamed_samples(store, operator, history) if now_s - one.modified_s >= min_age_s}
     return [
         info
         for info in store.list(f"{operator}/")
@@ -173,9 +162,7 @@ def _deletable(store: Store, root: str, min_age_s: float, clock: Clock, release:
     now_s = clock.now_s()
     released_until_s = now_s - min_age_s if release else None
     pinned, expired = _read_pins(store, root, now_s, released_until_s)
-    kept = set(pinned)
-    for history in (History(entries), History(before)):
-        kept |= history.object_names() | sample_names(root, history.checkpoints)
+    kept = pinned | History(entries).object_names() | History(before).object_names()
     fenced = _Fenced(root, entries)
 
     def may_go(info: ObjectInfo) -> bool:
@@ -301,7 +288,7 @@ class _Fenced:
         first, _, rest = rest.partition("/")
         if folder == INITIAL_FOLDER:
             return first in self._runs
-        if folder not in (CHANGES_FOLDER, RUNS_FOLDER, SAMPLES_FOLDER) or not first.isdecimal():
+        if folder not in (CHANGES_FOLDER, RUNS_FOLDER) or not first.isdecimal():
             return False
         if int(first) == 0:
             # Written before the start had an epoch: <run>-<attempt>.run

@@ -15,7 +15,6 @@ from statelog.aggregates.rows import Deduplicate
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
-from statelog.checkpoint.sample import SampledOperator
 from statelog.convert.arrow import ArrowProcessor
 from statelog.convert.codecs import ArrowCodecs, FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
 from statelog.convert.ddl import parse_ddl
@@ -65,8 +64,6 @@ class LocalKeyedOperator:
     """The query's operators, as checkpoints note them."""
     settings: Settings = field(default_factory=dict)
     """The settings that the state depends on."""
-    sampled: SampledOperator | None = None
-    """The operator as its samples describe it."""
 
     def with_budget(self, budget: Budget) -> LocalKeyedOperator:
         """The operator with another budget, the bound of the bytes that a subtask works on at once."""
@@ -94,7 +91,7 @@ class LocalKeyedOperator:
         ]
 
     def task(self, attempt: Attempt) -> KeyedTask:
-        return KeyedTask(attempt, self.make(), self.sampled)
+        return KeyedTask(attempt, self.make())
 
     def initial_objects(self, parallelism: int) -> list[bytes]:
         if self.initial is None:
@@ -186,7 +183,6 @@ class KeyedQuery:
             deleted=tuple(declared.deleted),
             initial=initial,
             settings=recorded_settings(self.time_mode, codecs),
-            sampled=spec.sampled(),
         )
 
     def _event_time(self, columns: StructType, codecs: ProcessorCodecs) -> EventTime | None:

@@ -1,11 +1,10 @@
-"""Samples and pins as their first versions stored them: a batch is replayed, and a pinned checkpoint stays readable.
+"""A pin as its first version stored it: the pinned checkpoint stays readable.
 
-``python -m tests.compat.test_samples NAME`` writes the fixture of a new version; a fixture is never changed.
+``python -m tests.compat.test_pins NAME`` writes the fixture of a new version; a fixture is never changed.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +20,9 @@ from statelog.testing import Harness
 from statelog.testing.harness import parts_of
 from tests.compat.stored import read_query, write_query
 
-FIXTURES: Final = Path(__file__).parent / "samples"
+FIXTURES: Final = Path(__file__).parent / "pins"
 TIMES_MS: Final = [1_000, 2_000, 3_000]
-OPTIONS: Final = Options(
-    file_merging="off", retained_checkpoints=4, sample_batches=2, materialization_interval_s=0, log_min_age_s=0
-)
+OPTIONS: Final = Options(file_merging="off", retained_checkpoints=4, materialization_interval_s=0, log_min_age_s=0)
 
 
 class Count(StatefulProcessor):
@@ -60,15 +57,6 @@ def write(directory: Path) -> None:
             if batch == 1:
                 statelog.pin(parts_of(harness).query.location, at=1, lasts_s=None, owner="tests")
         write_query(directory, harness)
-
-
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
-def test_a_batch_is_replayed(fixture: Path, tmp_path: Path) -> None:
-    location = shutil.copytree(fixture, tmp_path / "location")
-    again = statelog.replay(location, 2, "ann", Count())
-    assert again.rows.to_pylist() == [{"user": "ann", "n": 1}, {"user": "ann", "n": 2}]
-    assert again.output.to_pylist() == [{"user": "ann", "n": 9}]
-    assert again.different_states == ()
 
 
 @pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
