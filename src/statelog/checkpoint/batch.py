@@ -119,9 +119,7 @@ class OperatorBatch:
         """Whether an ack would replace that of an earlier attempt with another result."""
         former = self.acks.get(ack.task.subtask)
         return (
-            former is not None
-            and former.ack.checksums != ack.checksums
-            and ack.task.attempt >= former.ack.task.attempt
+            former is not None and former.ack.checksums != ack.checksums and ack.task.attempt >= former.ack.task.attempt
         )
 
     def accept(self, accepted: AcceptedAck, name: str) -> bool:

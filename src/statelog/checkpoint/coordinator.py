@@ -124,6 +124,10 @@ class Coordinator:
         """An operator of the start; KeyError if it has none of this uid."""
         return self._operators[uid]
 
+    def has_operator(self, uid: str) -> bool:
+        """Whether the start has an operator of this uid."""
+        return uid in self._operators
+
     def beginning(self, first_batch: int) -> set[str]:
         """The operators that begin their state with this batch if :meth:`open` comes next; raises as :func:`admit`."""
         return {config.uid for config in self._roster} - self._admit(self._log.read(), first_batch).keys()
@@ -134,12 +138,14 @@ class Coordinator:
         given: Mapping[str, Mapping[int, Sequence[StoredRun]]] | None = None,
         *,
         initial_rows: Mapping[str, Sequence[str]] | None = None,
+        identities: Mapping[str, str] | None = None,
         keeps: Callable[[QueryHistory], bool] = lambda _: False,
     ) -> None:
         """Claim the location for this start, and find the state before its first batch.
 
         For operators that begin their state, `given` has materialized state by uid and subtask, and `initial_rows` the
-        objects with rows of an initial state, by uid and then one for each subtask, empty for one without rows.
+        objects with rows of an initial state, by uid and then one for each subtask, empty for one without rows;
+        `identities` has those that were made for them, by uid.
         `keeps` decides, once no other start can write any more, whether the stored checkpoint of the first batch stays;
         otherwise that batch is computed, again or for the first time. Raises the errors of :func:`admit`, and
         StorageError if the log cannot be read.
@@ -156,9 +162,12 @@ class Coordinator:
         self._inventory.open(entries, self._epoch, self._roster[0].run_id, self._clock)
         self._inventory.points.open(self.history, first_batch)
         self._retained_from = self.history.retained_from if known else first_batch - 1
-        taken = self.history.identities
         for config in self._roster:
-            self._operators[config.uid] = self._activated(config, known.get(config.uid), taken, first_batch, given or {})
+            self._operators[config.uid] = (
+                self._continued(config, known[config.uid], first_batch)
+                if config.uid in known
+                else self._begun_operator(config, (identities or {}).get(config.uid), first_batch, given or {})
+            )
         self._inventory.work_for([operator.identity for operator in self._operators.values()])
         for uid, objects in (initial_rows or {}).items():
             if self._operators[uid].begins_at is not None:
@@ -183,35 +192,49 @@ class Coordinator:
         except FencedError:
             return None
 
-    def _activated(
+    def _continued(self, config: OperatorConfig, identity: str, first_batch: int) -> ActiveOperator:
+        before = self.history.histories[identity].at(first_batch - 1)
+        return self._activated(config, identity, before, first_batch, begins_at=None, given=None)
+
+    def _begun_operator(
         self,
         config: OperatorConfig,
         identity: str | None,
-        taken: set[str],
         first_batch: int,
         given: Mapping[str, Mapping[int, Sequence[StoredRun]]],
     ) -> ActiveOperator:
+        """An operator that begins its state with a batch, anew whenever the batch is repeated."""
+        identity = identity or new_identity(config.uid, self._new_token())
         base: list[BaseRange] | None = None
-        name = f"operator '{config.uid}' at {self._location}"
-        before = None if identity is None else self.history.histories[identity].at(first_batch - 1)
-        begins_at = first_batch if identity is None else None
-        if identity is None:
-            identity = new_identity(config.uid, self._new_token())
-            while identity in taken:
-                identity = new_identity(config.uid, self._new_token())
-            if config.has_keys and given.get(config.uid):
-                base = given_base(identity, config.parallelism, first_batch - 1, given[config.uid])
-            if first_batch > 0:
-                state = "with the state of its initialTables" if base else "empty"
-                _log.info("%s: it is new in the query as of batch %d, and starts %s", name, first_batch, state)
+        if config.has_keys and given.get(config.uid):
+            base = given_base(identity, config.parallelism, first_batch - 1, given[config.uid])
+        if first_batch > 0:
+            state = "with the state of its initialTables" if base else "empty"
+            name = self._name_of(config)
+            _log.info("%s: it is new in the query as of batch %d, and starts %s", name, first_batch, state)
+        return self._activated(config, identity, None, first_batch, begins_at=first_batch, given=base)
+
+    def _name_of(self, config: OperatorConfig) -> str:
+        return f"operator '{config.uid}' at {self._location}"
+
+    def _activated(
+        self,
+        config: OperatorConfig,
+        identity: str,
+        before: Checkpoint | None,
+        first_batch: int,
+        *,
+        begins_at: int | None,
+        given: Sequence[BaseRange] | None,
+    ) -> ActiveOperator:
         return ActiveOperator(
             config,
             identity,
             before,
-            name=name,
+            name=self._name_of(config),
             first_batch=first_batch,
             begins_at=begins_at,
-            given=base,
+            given=given,
             inventory=self._inventory,
             clock=self._clock,
             slots=self._slots,
@@ -477,7 +500,9 @@ class Coordinator:
         with self._lock:
             self._inventory.release(durable, oldest, self._log, changes_from)
             base_bytes = sum(operator.policy.schedule.base_bytes for operator in self._operators.values())
-            self._inventory.find_log_holder(oldest, max(self._options.max_log_to_base * base_bytes, self._least_log_bytes))
+            self._inventory.find_log_holder(
+                oldest, max(self._options.max_log_to_base * base_bytes, self._least_log_bytes)
+            )
 
     def _entry(
         self, batch: Batch, sections: list[Section], *, log_start: int | None, retained_from: int

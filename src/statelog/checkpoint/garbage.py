@@ -290,9 +290,7 @@ def _inline_bytes(entry: QueryCheckpoint) -> int:
 class Inventory:
     """The history of a query, and the parts that decide together which files it needs."""
 
-    def __init__(
-        self, store: Store, name: str, options: Options, clock: Clock, *, deletes_in_background: bool
-    ) -> None:
+    def __init__(self, store: Store, name: str, options: Options, clock: Clock, *, deletes_in_background: bool) -> None:
         self.query = QueryHistory()
         self.retention = Retention(options.max_space_amplification)
         self.pins = StandingPins(store, clock)

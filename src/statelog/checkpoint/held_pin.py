@@ -49,9 +49,7 @@ class HeldPin:
         self._lasts_s = lasts_s
         now_ms = int(self._clock.now_s() * 1000)
         if max_bytes is None:
-            made = Pin.of(
-                query, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since, operators=operators
-            )
+            made = Pin.of(query, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since, operators=operators)
             self._pin = replace(made, branch=branch)
         else:
             assert since is not None and operators is not None, "every consumer begins with some batch of one operator"

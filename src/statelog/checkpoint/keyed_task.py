@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,10 +48,13 @@ class BatchInput:
 
 
 @dataclass(frozen=True)
-class _View:
-    """The state of the subtask before the batch, as the coordinator has told it."""
+class _Start:
+    """What the subtask starts from: the coordinator's answer, and the local files."""
 
     begun: Begun
+    folder: Path
+    """The subtask's local directory."""
+    local: LocalRuns
     within: HashRange
     """The subtask's key hashes."""
     operator: KeyedOperator
@@ -59,6 +62,11 @@ class _View:
     garbage: Garbage
     """The rows that are garbage for good."""
     open_store: Callable[[], Store]
+
+    @property
+    def shared_folder(self) -> Path:
+        """Where the subtasks of this host share what they read from the store."""
+        return self.folder.parent / SHARED_FOLDER
 
 
 @dataclass(frozen=True)
@@ -131,15 +139,15 @@ class KeyedTask:
         begun = self.attempt.begin(len(read.rows.hashes), read.time_ms)
         if begun is None:
             return Acked()
-        attempt, view = self.attempt, self._view(begun)
-        with attempt.local_in_use():
+        attempt, start = self.attempt, self._start(begun)
+        with attempt.local_in_use(start.folder):
             restoring = Restoring(self.attempt)
-            runs = self._restore(view, restoring)
-            maintenance = self._maintenance(view, [local_run for local_run, _ in runs])
-            with self._table(view, runs, restoring) as (table, is_own):
-                subtask = KeyedSubtask(view.operator, table, self._context(view.begun), attempt.stopwatch)
-                with ChangesetWriter(subtask.changes, attempt, view.begun) as writer:
-                    initial = _initial(view)
+            runs = self._restore(start, restoring)
+            maintenance = self._maintenance(start, [local_run for local_run, _ in runs])
+            with self._table(start, runs, restoring) as (table, is_own):
+                subtask = KeyedSubtask(start.operator, table, self._context(start.begun), attempt.stopwatch)
+                with ChangesetWriter(subtask.changes, attempt, start.begun) as writer:
+                    initial = _initial(start)
                     with attempt.stopwatch.counting(Part.PROCESSOR):
                         last_output = yield from self._process(subtask, writer, read, initial)
                     with attempt.stopwatch.counting(Part.ENCODE):
@@ -148,7 +156,7 @@ class KeyedTask:
             # they are deleted only before it.
             done = materialized or Materialized([], "")
             assert writer.local_run is not None
-            sizes = _state_sizes([*(run for _, run in runs), self._local.open(writer.local_run)])
+            sizes = _state_sizes([*(run for _, run in runs), start.local.open(writer.local_run)])
             hot_groups = hot_key_groups(read.rows.hashes)
             reply = self._ack(subtask, changeset, done, maintenance, restoring, sizes, hot_groups)
             if last_output is not None:
@@ -160,15 +168,20 @@ class KeyedTask:
                 maintenance.materializer.end(materialized.job)
         return reply
 
-    def _view(self, begun: Begun) -> _View:
+    def _start(self, begun: Begun) -> _Start:
         attempt = self.attempt
-        return _View(
+        folder = attempt.local_of(begun.view.identity)
+        return _Start(
             begun,
+            folder,
+            attempt.memory.local.at(folder, attempt.task.batch),
             within=hash_range(attempt.task.subtask, attempt.parallelism),
             operator=as_stored(self.operator, begun.view.generations, begun.view.expires_by),
             # Another start may repeat the batch, with another watermark or without the deletions. So only rows that are
             # garbage as of the previous checkpoint are garbage for good.
-            garbage=Garbage(Moment(begun.permit.batch_time_ms, begun.permit.late_watermark_ms), begun.view.certain_generations),
+            garbage=Garbage(
+                Moment(begun.permit.batch_time_ms, begun.permit.late_watermark_ms), begun.view.certain_generations
+            ),
             open_store=lambda: attempt.open_store(begun.permit.store),
         )
 
@@ -181,56 +194,52 @@ class KeyedTask:
             closed_ms=begun.view.closed_ms,
         )
 
-    @cached_property
-    def _local(self) -> LocalRuns:
-        return self.attempt.memory.local.at(self.attempt.local, self.attempt.task.batch)
-
     @contextmanager
     def _table(
-        self, view: _View, runs: list[tuple[LocalRun, Run]], restoring: Restoring
+        self, start: _Start, runs: list[tuple[LocalRun, Run]], restoring: Restoring
     ) -> Iterator[tuple[StateTable, bool]]:
         """Open a table at the state before the batch; it is closed at the end of the block.
 
         Yields also whether it is the operator's own table; otherwise another attempt has that open.
         """
         # Before the sweep: the table may need runs that others have replaced, to continue from its own position.
-        own = self._own_table(view, runs, restoring)
+        own = self._own_table(start, runs, restoring)
         with closing(RunsTable([run for _, run in runs]) if own is None else own) as table:
             if own is not None:
                 certain, keeps_rocksdb = self.attempt.task.batch - 1, self.attempt.options.table == "rocksdb"
-                self._local.sweep([local_run for local_run, _ in runs], certain=certain, keeps_rocksdb=keeps_rocksdb)
-                remove_shared(self._shared_folder, certain=certain)
+                start.local.sweep([local_run for local_run, _ in runs], certain=certain, keeps_rocksdb=keeps_rocksdb)
+                remove_shared(start.shared_folder, certain=certain)
             self.attempt.step(Step.RESTORED)
             restoring.end()
             yield table, own is not None
 
-    def _own_table(self, view: _View, runs: list[tuple[LocalRun, Run]], restoring: Restoring) -> StateTable | None:
+    def _own_table(self, start: _Start, runs: list[tuple[LocalRun, Run]], restoring: Restoring) -> StateTable | None:
         """The table at the state before the batch; None if another attempt has it open: then read the runs."""
-        kind, head = self.attempt.options.table, view.begun.view.head
+        kind, head = self.attempt.options.table, start.begun.view.head
         if kind == "memory":
-            return self.attempt.memory.tables.at(self._local, runs, head)
+            return self.attempt.memory.tables.at(start.local, runs, head)
         if kind == "rocksdb":
-            return open_rocksdb(self._local, runs, head, view.garbage, restoring)
+            return open_rocksdb(start.local, runs, head, start.garbage, restoring)
         return RunsTable([run for _, run in runs])
 
-    def _restore(self, view: _View, restoring: Restoring) -> list[tuple[LocalRun, Run]]:
+    def _restore(self, start: _Start, restoring: Restoring) -> list[tuple[LocalRun, Run]]:
         task = self.attempt.task
         return restore_runs(
-            self._local,
-            genesis=view.begun.view.genesis,
-            head=view.begun.view.head,
+            start.local,
+            genesis=start.begun.view.genesis,
+            head=start.begun.view.head,
             last_batch=task.batch - 1,
-            within=view.within,
-            garbage=view.garbage,
-            fetch=partial(self._fetch, restoring),
-            open_store=view.open_store,
+            within=start.within,
+            garbage=start.garbage,
+            fetch=partial(self._fetch, start, restoring),
+            open_store=start.open_store,
             token=self.attempt.file_token,
             note_read=restoring.read,
-            shared=SharedReads(self._shared_folder, task.run_id, task.batch, self.attempt.token),
+            shared=SharedReads(start.shared_folder, task.run_id, task.batch, self.attempt.token),
         )
 
-    def _fetch(self, restoring: Restoring, known: list[bytes]) -> RestorePlan:
-        remove_other_parallelisms(self.attempt.local)
+    def _fetch(self, start: _Start, restoring: Restoring, known: list[bytes]) -> RestorePlan:
+        remove_other_parallelisms(start.folder)
         self.attempt.measurements.count(Metric.STATE_FETCHES)
         reply = self.attempt.call(Fetch(self.attempt.task, known), b"")
         missing = require_reply(reply, Fetched, "fetch").missing
@@ -259,10 +268,10 @@ class KeyedTask:
         """The batch's changeset, and the materialized state that goes with it: of a job, or of the batch itself."""
         if self.attempt.options.changelog:
             request = maintenance.begun.permit.maintenance
-            return writer.finish(self._local, input_rows), maintenance.materializer.result(
+            return writer.finish(maintenance.local, input_rows), maintenance.materializer.result(
                 request.grant if request else None
             )
-        local_run, changeset = writer.finish_local(self._local, input_rows)
+        local_run, changeset = writer.finish_local(maintenance.local, input_rows)
         return changeset, maintenance.store_now(local_run)
 
     def _ack(
@@ -301,25 +310,21 @@ class KeyedTask:
         attempt.step(Step.ACKED)
         return reply
 
-    def _maintenance(self, view: _View, chain: list[LocalRun]) -> Maintenance:
-        attempt, begun = self.attempt, view.begun
+    def _maintenance(self, start: _Start, chain: list[LocalRun]) -> Maintenance:
+        attempt, begun = self.attempt, start.begun
         materializer = Materializer(
-            local=self._local,
-            within=view.within,
+            local=start.local,
+            within=start.within,
             genesis=begun.view.genesis,
             run_id=attempt.task.run_id,
             compression=attempt.options.codec,
-            garbage=view.garbage,
-            open_store=view.open_store,
+            garbage=start.garbage,
+            open_store=start.open_store,
             monotonic_s=attempt.clock.monotonic_s,
             token=attempt.token,
         )
         # All batches before this one are certain now, so their runs may be merged.
-        return Maintenance(attempt, begun, self._local, chain, materializer, view.garbage)
-
-    @property
-    def _shared_folder(self) -> Path:
-        return self.attempt.local.parent / SHARED_FOLDER
+        return Maintenance(attempt, begun, start.local, chain, materializer, start.garbage)
 
 
 def as_stored(operator: KeyedOperator, generations: Mapping[str, int], expires_by: Mapping[str, str]) -> KeyedOperator:
@@ -341,8 +346,8 @@ def as_stored(operator: KeyedOperator, generations: Mapping[str, int], expires_b
     return replace(operator, states=states)
 
 
-def _initial(view: _View) -> KeyedRows | None:
-    return read_initial(view.open_store().read(view.begun.permit.initial)) if view.begun.permit.initial else None
+def _initial(start: _Start) -> KeyedRows | None:
+    return read_initial(start.open_store().read(start.begun.permit.initial)) if start.begun.permit.initial else None
 
 
 def read_initial(data: bytes) -> KeyedRows | None:

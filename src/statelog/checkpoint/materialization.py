@@ -253,9 +253,7 @@ class MaterializationPolicy:
         grant = self._grants.of(subtask)
         if grant is not None:
             grant = replace(grant, known=self._inventory.retention.lasting(grant.known))
-        return MaintenanceRequest(
-            self._policy.slice_s, self._inline_bytes, grant, bool(is_due)
-        )
+        return MaintenanceRequest(self._policy.slice_s, self._inline_bytes, grant, bool(is_due))
 
     def _base(self, genesis: bytes, task: TaskId) -> list[Level]:
         """The materialized state of a subtask before its batch.
@@ -315,7 +313,9 @@ class MaterializationPolicy:
 
     def _drop(self, ack: Ack) -> None:
         """Continue the batch without a job that does not fit its grant, or has none any more."""
-        _log.info("%s: a materialization of subtask %d arrived too late and was discarded", self._name, ack.task.subtask)
+        _log.info(
+            "%s: a materialization of subtask %d arrived too late and was discarded", self._name, ack.task.subtask
+        )
         grant = self._grants.of(ack.task.subtask)
         if grant is not None and grant.job == ack.job:
             self._grants.end(ack.task.subtask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from statelog.checkpoint.history import History, Record
@@ -231,11 +232,6 @@ class QueryHistory:
         mentioned = {section.identity for entry in self._line.entries for section in entry.sections}
         return sorted(self._ended & mentioned)
 
-    @property
-    def identities(self) -> set[str]:
-        """All identities that an entry mentions, those that have ended too."""
-        return {*self._names, *self._ended}
-
     # ---- Retention ----
 
     def log_start(self, oldest: int, batch: int, changes_from: dict[str, int]) -> int | None:
@@ -284,7 +280,7 @@ class QueryHistory:
         """Raise CorruptionError if a checkpoint before the newest is lost."""
         missing = [batch for one in self._histories.values() if (batch := one.first_missing) is not None]
         batches = [entry.batch for entry in self._line.entries]
-        missing += [before + 1 for before, batch in zip(batches, batches[1:], strict=False) if batch != before + 1]
+        missing += [before + 1 for before, batch in pairwise(batches) if batch != before + 1]
         if missing:
             raise CorruptionError(
                 f"{name}: the log lacks checkpoint {min(missing)}, which later ones build on: files of it are gone.",

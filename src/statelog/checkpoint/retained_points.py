@@ -109,7 +109,6 @@ class RetainedPoints:
             try:
                 HeldPin(
                     self._store,
-                    self._root,
                     point.query,
                     batch,
                     owner=OWNER,

@@ -43,7 +43,7 @@ class UnkeyedTask:
         view = begun.view.snapshot_view
         if view is None:
             raise ProtocolError("The coordinator answered begin with another kind of state.")
-        with attempt.local_in_use():
+        with attempt.local_in_use(attempt.local_of(begun.view.identity)):
             stored = self._stored(begun, view)
             attempt.step(Step.RESTORED)
             context = OperatorContext(
@@ -67,15 +67,14 @@ class UnkeyedTask:
                 yield held
         return reply
 
-    @property
-    def _local(self) -> LocalSnapshots:
-        return LocalSnapshots(self.attempt.local)
+    def _local(self, begun: Begun) -> LocalSnapshots:
+        return LocalSnapshots(self.attempt.local_of(begun.view.identity))
 
     def _stored(self, begun: Begun, view: SnapshotView) -> dict[str, list[Elements]]:
         """The elements before the batch, by state."""
         if view.is_redistributed:
-            remove_other_parallelisms(self.attempt.local)
-        found = [self._local.read(segment.checksum) for segment in view.snapshots]
+            remove_other_parallelisms(self.attempt.local_of(begun.view.identity))
+        found = [self._local(begun).read(segment.checksum) for segment in view.snapshots]
         if None in found:
             self.attempt.measurements.count(Metric.STATE_FETCHES)
         snapshots = [
@@ -101,7 +100,7 @@ class UnkeyedTask:
         data = read_segment(self.attempt.open_store(begun.permit.store), segment)
         if view.slices is None:
             # If the batch does not change the snapshot, the next batch starts from it again.
-            self._local.write(segment.checksum, data, self.attempt.task.batch, self.attempt.token)
+            self._local(begun).write(segment.checksum, data, self.attempt.task.batch, self.attempt.token)
         return data
 
     def _ack(
@@ -123,7 +122,7 @@ class UnkeyedTask:
                 checksum = digests.checksum(data)
         is_unchanged = checksum == before
         name = "" if is_unchanged else self._store_snapshot(begun, checksum, data)
-        self._local.sweep([checksum] if before is None else [before, checksum], task.batch)
+        self._local(begun).sweep([checksum] if before is None else [before, checksum], task.batch)
         length, rows = (0, 0) if is_unchanged else (len(data), sum(section.count for section in sections))
         attempt.step(Step.ACKING)
         ack = Ack(
@@ -147,7 +146,7 @@ class UnkeyedTask:
         """
         stopwatch = self.attempt.stopwatch
         with stopwatch.counting(Part.ENCODE):
-            self._local.write(checksum, data, self.attempt.task.batch, self.attempt.token)
+            self._local(begun).write(checksum, data, self.attempt.task.batch, self.attempt.token)
         if len(data) <= begun.permit.inline_bytes:
             return ""
         name = f"{begun.permit.upload_prefix}/{self.attempt.file_token}.snapshot"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import BinaryIO, Final, Literal
+from contextlib import contextmanager
+from typing import BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +18,7 @@ from statelog.storage.store import if_present
 
 MANIFEST: Final = "manifest.json"
 _KIND: Final = "statelog savepoint"
-_VERSION: Final = 2
+_VERSION: Final = 1
 _HINT: Final = "Take the savepoint again, or restore the file from a copy."
 _COPIED_BYTES: Final = 8 << 20
 
@@ -71,8 +71,6 @@ class SavedOperator(msgspec.Struct, frozen=True):
     """The largest event time of each input, if the operator has a watermark of its own."""
     settings: dict[str, int | str] = {}
     """The settings that the state depends on, as in a checkpoint."""
-    is_initial: bool = False
-    """Whether the operator had been added to the query and had not run a batch yet."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -106,9 +104,6 @@ class Manifest(msgspec.Struct, frozen=True):
                 hint="Pass the directory that statelog.savepoint() wrote. The manifest is written last, so a savepoint"
                 " that was interrupted has none: take it again into another directory.",
             )
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            first = _first_decoder.decode(data)
-            return Manifest(**{name: getattr(first, name) for name in Manifest.__struct_fields__})
         return unseal(data, Manifest, kind=_KIND, version=_VERSION, name=f"{location}/{MANIFEST}")
 
     def write(self, store: Store) -> None:
@@ -120,15 +115,6 @@ class Manifest(msgspec.Struct, frozen=True):
         """All files of the savepoint except the manifest."""
         tables = [file.name for one in self.operators for state in one.states for file in state.files]
         return tables + [file.name for file in self.sources]
-
-
-class _FirstManifest(Manifest, frozen=True, forbid_unknown_fields=True):
-    """A manifest of version 1, which has no checksum. It refuses unknown members, so no damaged later one passes."""
-
-    version: Literal[1]
-
-
-_first_decoder: Final = msgspec.json.Decoder(_FirstManifest)
 
 
 def store_saved(store: Store, name: str, data: bytes | memoryview, *, rows: int = 0, part: int = 0) -> SavedFile:

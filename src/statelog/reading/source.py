@@ -6,27 +6,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
-from urllib.parse import unquote
 
 from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import pinned_history, standing_pins
-from statelog.checkpoint.query_operators import operators_of
+from statelog.checkpoint.pins import Pin, pins_of, read_pin
+from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.log.entry import Checkpoint, Settings
-from statelog.log.open import LOG_FOLDER, STATE_FOLDER, open_location, open_log, operator_folder
-from statelog.options import Options
+from statelog.log.open import LOG_FOLDER, PINS_FOLDER, STATE_FOLDER, open_location
 from statelog.reading.manifest import MANIFEST
 from statelog.runs.schema import StateSchema
 from statelog.storage import Store
 from statelog.storage.store import if_present
 
-At: TypeAlias = int | datetime
-"""A checkpoint: its batch, or a time, which means the newest one whose batch is not later."""
+At: TypeAlias = int | datetime | str
+"""A checkpoint: its batch; a time, which means the newest one whose batch is not later; or the name of a pin."""
 
 
 def parse_at(text: str) -> At:
-    """A checkpoint from text: a batch, or a time in ISO 8601, in UTC without a zone; ConfigurationError if neither."""
+    """A checkpoint from text: a batch, a time in ISO 8601, in UTC without a zone, or a pin; ConfigurationError if none."""
+    if text.startswith(f"{PINS_FOLDER}/"):
+        return text
     try:
         return int(text)
     except ValueError:
@@ -35,7 +35,7 @@ def parse_at(text: str) -> At:
         time = datetime.fromisoformat(text)
     except ValueError as error:
         raise ConfigurationError(
-            f"'{text}' is neither a batch nor a time.",
+            f"'{text}' is neither a batch nor a time nor the name of a pin.",
             kind=ErrorKind.VALUE_MISMATCH,
             hint="Pass a number, or a time such as 2026-05-01T12:00:00.",
         ) from error
@@ -82,20 +82,70 @@ class StoredOperator(Protocol):
 
 
 @dataclass(frozen=True)
+class StoredQuery:
+    """A query's log, as it was when it was read."""
+
+    store: Store
+    location: str
+    """Of the log: what the user has passed, or the folder of state in it."""
+    history: QueryHistory
+
+    def identities(self, uid: str | None) -> list[str]:
+        """The operators of the newest checkpoint in order of their names, or the one named `uid`; raises as :meth:`one`."""
+        if uid is not None:
+            return [self.one(uid)]
+        return [identity for _, identity in sorted(self.history.names.items())]
+
+    def one(self, uid: str | None) -> str:
+        """The operator named `uid` of the newest checkpoint, or its only one.
+
+        Raises ConfigurationError if there is no such operator, or several and no `uid`; StateMissingError if there is
+        no checkpoint yet.
+        """
+        names = self.history.names
+        if self.history.latest is None:
+            raise StateMissingError(
+                f"{self.location} has no checkpoint yet.", hint="Read it after the query's first batch."
+            )
+        if uid is not None and uid in names:
+            return names[uid]
+        if uid is None and len(names) == 1:
+            return next(iter(names.values()))
+        shown = _listed(names)
+        if uid is None and names:
+            raise ConfigurationError(
+                f"{self.location} has several operators: {shown}.", hint="Pass one of them as uid."
+            )
+        what = "no operator" if uid is None else f"no operator '{uid}'"
+        raise ConfigurationError(
+            f"{self.location} has {what}; it has {shown}.",
+            hint="Pass one of them as uid. State that was given up can be read through a pin: pass the pin's name as at=.",
+        )
+
+
+@dataclass(frozen=True)
 class Source:
     """An operator's checkpoint that is being read."""
 
     store: Store
     location: str
-    root: str
-    """The operator's folder in the location."""
+    query: QueryHistory
+    """The checkpoints of the operator's query."""
     history: History
+    """Those of the operator that lead to its checkpoint; of a pin, only these."""
     checkpoint: Checkpoint
+    pin: Pin | None = None
+    """What keeps the checkpoint, if the query does not retain it."""
+
+    @property
+    def identity(self) -> str:
+        """The operator's identity."""
+        return self.checkpoint.identity
 
     @property
     def name(self) -> str:
         """The operator in messages."""
-        return f"operator '{self.checkpoint.uid}' at {self.location}/{self.root}"
+        return f"operator '{self.checkpoint.uid}' at {self.location}"
 
     @property
     def uid(self) -> str:
@@ -135,47 +185,72 @@ def open_source(location: str, uid: str | None, at: At | None) -> Source:
     ConfigurationError if there is no such operator, StateMissingError if it has no such checkpoint, CorruptionError or
     StorageError if the log cannot be read.
     """
-    store, place, root = find_operator(location, uid)
-    return choose_checkpoint(store, place, root, read_history(store, root), at)
+    query = open_query(location)
+    if isinstance(at, str):
+        return _of_pin(query, uid, at)
+    return choose_checkpoint(query, query.one(uid), at)
 
 
-def choose_checkpoint(store: Store, place: str, root: str, history: History, at: At | None = None) -> Source:
-    """Choose a checkpoint from an operator's history; the rest is that of :func:`open_source`."""
-    if history.latest is None:
-        raise StateMissingError(f"{place}/{root} has no checkpoint yet.", hint="Read it after the query's first batch.")
+def choose_checkpoint(query: StoredQuery, identity: str, at: int | datetime | None = None) -> Source:
+    """Choose a checkpoint of an operator on the query's line; the rest is that of :func:`open_source`."""
+    history = query.history.histories[identity]
+    assert history.latest is not None, "an operator has a checkpoint"
+    name = f"operator '{history.latest.uid}' at {query.location}"
     if isinstance(at, datetime):
-        chosen = _newest_before(at, store, root, history, f"Operator '{history.latest.uid}' at {place}/{root}")
+        chosen = _newest_before(at, query, identity, name)
     else:
         chosen = history.latest.batch if at is None else at
     if not history.has_batch(chosen):
-        pinned = pinned_history(store, root, chosen, SystemClock().now_s())
-        if pinned is not None and pinned.latest is not None:
-            return Source(store, place, root, pinned, pinned.latest)
+        pins = [pin for _, pin in pins_of(query.store, query.history, identity, SystemClock().now_s(), chosen)]
+        if pins:
+            return _pinned(query, identity, pins[-1])
         first = history.oldest
         kept = "none can be restored" if first is None else f"it retains {first.batch} to {history.latest.batch}"
         raise StateMissingError(
-            f"Operator '{history.latest.uid}' at {place}/{root} has no checkpoint {chosen}: {kept}.",
-            hint="Options(retained_checkpoints=...) keeps more of them.",
+            f"{name[0].upper()}{name[1:]} has no checkpoint {chosen}: {kept}.",
+            hint="Options(retained_checkpoints=...) keeps more of them. One that was taken back can be read while a pin"
+            " keeps it: pass the pin's name as at=.",
         )
     checkpoint = history.at(chosen)
     assert checkpoint is not None, "it can be restored"
-    return Source(store, place, root, history, checkpoint)
+    return Source(query.store, query.location, query.history, history, checkpoint)
 
 
-def read_history(store: Store, root: str) -> History:
-    """The checkpoints of an operator's log; CorruptionError or StorageError if it cannot be read."""
-    return History(open_log(store, root, Options(), SystemClock()).read())
+def _pinned(query: StoredQuery, identity: str, pin: Pin) -> Source:
+    history = pin.history(query.store, identity)
+    assert history.latest is not None, "a pin names its checkpoint"
+    return Source(query.store, query.location, query.history, history, history.latest, pin)
 
 
-def _newest_before(time: datetime, store: Store, root: str, history: History, name: str) -> int:
-    """The newest checkpoint that can be read and whose batch is not after a time."""
+def _of_pin(query: StoredQuery, uid: str | None, name: str) -> Source:
+    """The checkpoint that a pin keeps, on whichever line it lies; the operator may have ended since."""
+    pin = read_pin(query.store, name) if name.startswith(f"{PINS_FOLDER}/") else None
+    if pin is None or pin.max_bytes is not None:
+        raise StateMissingError(
+            f"{query.location} has no pin '{name}' of a checkpoint.",
+            hint="Pass a name that list_pins returns; the pin may have expired.",
+        )
+    now = {one.identity: query.history.name_of(one.identity) or one.uid for one in pin.operators}
+    # The present name counts before the one of the pin's time, which another operator may have now.
+    for names in (now, {one.identity: one.uid for one in pin.operators}):
+        found = [identity for identity, known in names.items() if uid in (None, known)]
+        if len(found) == 1:
+            return _pinned(query, found[0], pin)
+    raise ConfigurationError(
+        f"{query.location}: the pin '{name}' keeps {_listed(now.values())}.", hint="Pass one of them as uid."
+    )
+
+
+def _newest_before(time: datetime, query: StoredQuery, identity: str, name: str) -> int:
+    """The newest checkpoint on the line that can be read and whose batch is not after a time."""
     limit_ms = time_limit_ms(time)
+    history = query.history.histories[identity]
     times_ms = {
         checkpoint.batch: checkpoint.batch_time_ms
         for checkpoint in history.checkpoints
         if history.has_batch(checkpoint.batch)
     }
-    for _, pin in standing_pins(store, root, SystemClock().now_s()):
+    for _, pin in pins_of(query.store, query.history, identity, SystemClock().now_s()):
         times_ms.setdefault(pin.batch, pin.batch_time_ms)
     found = max((batch for batch, time_ms in times_ms.items() if time_ms <= limit_ms), default=None)
     if found is None:
@@ -204,57 +279,37 @@ def utc_text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def find_operators(location: str) -> list[tuple[Store, str, str]]:
-    """The store, location and folder of each operator at a location; ConfigurationError if there is none."""
-    for place in _places(location):
+def open_query(location: str) -> StoredQuery:
+    """Read the log at a location, or in the folder of a checkpointLocation; ConfigurationError if there is none."""
+    for place in places_of(location):
         store = open_location(place)
-        if roots := operators_of(store):
-            return [(store, place, root) for root in roots]
+        if store.list(f"{LOG_FOLDER}/"):
+            return StoredQuery(store, place, read_history(store))
     if is_savepoint(location):
         raise ConfigurationError(
-            f"{location} is a savepoint: it has the state of one batch, and no operator's log.",
+            f"{location} is a savepoint: it has the state of one batch, and no log.",
             kind=ErrorKind.CHECKPOINT_MISSING,
             hint="Only read_state, list_operators and list_states read a savepoint; statelog.restore begins a query"
             " with it.",
         )
     raise ConfigurationError(
-        f"{location} holds no state: neither it nor {_places(location)[1]} has an operator's log.",
+        f"{location} holds no state: neither it nor {places_of(location)[1]} has a log.",
         kind=ErrorKind.CHECKPOINT_MISSING,
-        hint="Pass the query's checkpointLocation, or the location that its operators were given.",
+        hint="Pass the query's checkpointLocation after its first batch, or the location that its operators were given.",
     )
 
 
-def find_operator(location: str, uid: str | None) -> tuple[Store, str, str]:
-    """The store, location and folder of an operator; ConfigurationError if there is none, or several and no `uid`."""
-    if uid is not None:
-        for place in _places(location):
-            store = open_location(place)
-            root = operator_folder(store, uid)
-            if store.list(f"{root}/{LOG_FOLDER}/"):
-                return store, place, root
-    found = find_operators(location)
-    if uid is None and len(found) > 1:
-        # An operator whose state was given up, or that has another uid now, is none to choose.
-        found = [one for one in found if read_history(one[0], one[2]).latest is not None] or found
-    if uid is None and len(found) == 1:
-        return found[0]
-    names = _listed(root for _, _, root in found)
-    if uid is None:
-        raise ConfigurationError(f"{location} has several operators: {names}.", hint="Pass one of them as uid.")
-    raise ConfigurationError(f"{location} has no operator '{uid}'; it has {names}.", hint="Pass one of them as uid.")
-
-
 def is_savepoint(location: str) -> bool:
-    """Whether a location is that of a savepoint: it has a manifest, and no operator's log."""
+    """Whether a location is that of a savepoint: it has a manifest, and no log."""
     if if_present(lambda: open_location(location).size_bytes(MANIFEST)) is None:
         return False
-    return not any(operators_of(open_location(place)) for place in _places(location))
+    return not any(open_location(place).list(f"{LOG_FOLDER}/") for place in places_of(location))
 
 
-def _places(location: str) -> tuple[str, str]:
-    """Where a location's operators are: there, or in the folder of a checkpointLocation."""
+def places_of(location: str) -> tuple[str, str]:
+    """Where a location's log may be: there, or in the folder of a checkpointLocation."""
     return location, f"{location.rstrip('/')}/{STATE_FOLDER}"
 
 
-def _listed(folders: Iterable[str]) -> str:
-    return ", ".join(f"'{unquote(folder)}'" for folder in sorted(folders))
+def _listed(uids: Iterable[str]) -> str:
+    return ", ".join(f"'{uid}'" for uid in sorted(uids)) or "none"

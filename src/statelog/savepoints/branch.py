@@ -1,4 +1,4 @@
-"""Begins the log of a branch: a new query's operator that goes on from the objects of another's, where they are."""
+"""Begins the log of a branch: a new query that goes on from the objects of another one, where they are."""
 
 from __future__ import annotations
 
@@ -6,68 +6,56 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.history import History
-from statelog.checkpoint.parent import Parent, write_parent
-from statelog.errors import ConfigurationError, ErrorKind
-from statelog.log.entry import Checkpoint, Claim
-from statelog.log.open import open_location, open_log
+from statelog.checkpoint.history import Record
+from statelog.checkpoint.query_history import QueryHistory
+from statelog.log.entry import Parent, Section
 from statelog.log.references import BaseRange, SegmentRef, StoredRun
-from statelog.runs import digests
-from statelog.savepoints.load import RestoreTarget
+from statelog.savepoints.load import RestoreTarget, new_log
 from statelog.storage.links import link
-from statelog.storage.names import name_part
 
 
-def branch_operator(history: History, parent: Parent, target: RestoreTarget, *, uid: str | None = None) -> None:
-    """Begin the log of an operator with the entries that checkpoint `target.batch` of its parent's history needs.
+def branch_query(query: QueryHistory, parent: Parent, target: RestoreTarget) -> None:
+    """Begin a query's log with the entries that checkpoint `target.batch` of its parent's history needs.
 
-    `uid` is the operator's; None for that of its parent. Raises ConfigurationError if the location holds state of the
-    operator already.
+    The operators keep their identities: their state goes on. Raises ConfigurationError if the location holds state
+    already.
     """
-    record = history.record(target.batch)
-    assert record is not None, f"checkpoint {target.batch} is not there"
-    uid = uid or record.checkpoint.uid
-    root = name_part(uid)
-    store = open_location(target.location)
-    log = open_log(store, root, target.options, target.clock)
-    if any(isinstance(entry, Checkpoint) for entry in log.read()):
-        raise ConfigurationError(
-            f"{target.location}/{root} holds state already.",
-            kind=ErrorKind.OTHER_OWNER,
-            hint="Branch into an empty location, or remove the folder first.",
-        )
-    entries = [
-        replace(
-            checkpoint,
-            query_id=target.query_id,
-            run_id=target.run_id,
-            uid=uid,
-            revision=0,
-            segments=[_linked(segment, parent.location) for segment in checkpoint.segments],
-            bases=[],
-            base_ranges=None,
-            token=target.new_token(),
-            retained_from=target.batch,
-            operators=target.operators,
-        )
-        for checkpoint in history.between(record.needed_from, target.batch)
-    ]
-    if not record.checkpoint.is_whole:
-        assert record.base_map is not None, f"checkpoint {target.batch} cannot be restored"
-        # Before all of them, so that the base map counts as one that the log begins with.
-        ranges = [_linked_range(one, parent.location, target.query_id, uid) for one in record.base_map.ranges]
-        entries[0] = replace(entries[0], base_ranges=ranges)
-    now_ms = int(target.clock.now_s() * 1000)
+    records = [record for one in query.histories_at(target.batch) if (record := one.record(target.batch)) is not None]
+    first = min(record.needed_from for record in records)
+    newest = query.at(target.batch)
+    assert newest is not None, f"checkpoint {target.batch} is not there"
     # A list's elements are in the order of the epochs that appended them, so those of the branch are later ones.
-    least = record.checkpoint.epoch + 1
-    log.claim(lambda own: Claim(max(own, least), target.query_id, target.run_id, uid, target.new_token(), now_ms))
-    try:
-        write_parent(store, root, parent)
-        start = log.number
-        for entry in entries:
-            log.append(replace(entry, epoch=log.epoch, log_start=start), [])
-    finally:
-        log.close()
+    with new_log(target, newest.epoch + 1) as log:
+        start, follows = log.number, b""
+        for batch in range(first, target.batch + 1):
+            entry = query.at(batch)
+            assert entry is not None, f"checkpoint {batch}, which a later one builds on, is not there"
+            sections = [
+                _section(query, record, batch, parent.location) for record in records if record.needed_from <= batch
+            ]
+            own = target.entry(
+                log, batch, entry.batch_time_ms, sections, follows=follows, parent=parent, log_start=start
+            )
+            log.append(own, [])
+            follows = own.id
+
+
+def _section(query: QueryHistory, record: Record, batch: int, location: str) -> Section:
+    """The section of an operator in the branch's entry of a batch; `record` is that of the newest."""
+    checkpoint = query.histories[record.checkpoint.identity].at(batch)
+    assert checkpoint is not None, f"checkpoint {batch}, which a later one builds on, is not there"
+    section = replace(
+        checkpoint.section,
+        segments=[_linked(segment, location) for segment in checkpoint.segments],
+        bases=[],
+        base_ranges=None,
+    )
+    if batch == record.needed_from and not checkpoint.is_whole:
+        assert record.base_map is not None, "the checkpoint can be restored"
+        # Before all changes, so that the base map counts as one that the log begins with.
+        ranges = [_linked_range(one, location) for one in record.base_map.ranges]
+        section = replace(section, base_ranges=ranges)
+    return section
 
 
 _Part = TypeVar("_Part", SegmentRef, StoredRun)
@@ -77,10 +65,6 @@ def _linked(part: _Part, location: str) -> _Part:
     return replace(part, name=link(location, part.name))
 
 
-def _linked_range(base_range: BaseRange, location: str, query_id: str, uid: str) -> BaseRange:
-    base = base_range.base
-    levels = [replace(level, runs=[_linked(run, location) for run in level.runs]) for level in base.levels]
-    # The empty state, with which the first level begins, is another in each query.
-    genesis = digests.genesis(query_id, uid, base.subtask, base.parallelism)
-    levels[0] = replace(levels[0], before=genesis)
-    return replace(base_range, base=replace(base, levels=levels))
+def _linked_range(base_range: BaseRange, location: str) -> BaseRange:
+    levels = [replace(level, runs=[_linked(run, location) for run in level.runs]) for level in base_range.base.levels]
+    return replace(base_range, base=replace(base_range.base, levels=levels))

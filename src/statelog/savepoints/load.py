@@ -1,4 +1,4 @@
-"""Restores an operator: turns the tables of a savepoint into the runs and snapshots that a new location begins with."""
+"""Begins the log of a new query with the tables of a savepoint, turned into runs and snapshots."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from statelog.checkpoint.views import initial_checkpoint
+from statelog.checkpoint.views import given_base
 from statelog.clock import Clock
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
-from statelog.log.entry import Checkpoint, Claim, QueryOperators
+from statelog.log.entry import Claim, Parent, QueryCheckpoint, Section
 from statelog.log.numbered import NumberedLog
-from statelog.log.open import RUNS_FOLDER, open_location, open_log
+from statelog.log.open import RUNS_FOLDER, new_identity, open_location, open_log
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
@@ -31,12 +31,11 @@ from statelog.runs.key_groups import subtasks_of
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWriter
 from statelog.storage import Store
-from statelog.storage.names import name_part
 
 
 @dataclass(frozen=True)
 class RestoreTarget:
-    """The new location of restored operators, and the values of its first entries."""
+    """The new location of a query, and the values of its first entries."""
 
     location: str
     query_id: str
@@ -44,83 +43,109 @@ class RestoreTarget:
     run_id: str
     """The writer that the first entries name."""
     batch: int
-    """The batch of the first checkpoint."""
+    """The batch of the newest checkpoint that is written there."""
     options: Options
     clock: Clock
     new_token: Callable[[], bytes]
     """Makes 16 unique bytes."""
-    operators: QueryOperators | None = None
-    """The query's operators, as the first entries note them."""
 
-
-def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, run_all: RunAll) -> None:
-    """Begin an operator's log with the state in the savepoint at `source`.
-
-    Raises ConfigurationError if the location holds state of the operator already. After an error the location has no
-    checkpoint, so files that were written do not count.
-    """
-    with claimed_log(saved.uid, target) as log:
-        entry = first_entry(saved, target, log)
-        if saved.key_schema:
-            loads = keyed_loads(saved, f"{name_part(saved.uid)}/{RUNS_FOLDER}/{entry.epoch}")
-            load = partial(load_keyed, saved.key_schema, target.options.codec, source, target.location)
-            runs = {one.part.number: [run] for one, run in zip(loads, run_all(load, loads, _sizes), strict=True)}
-            log.append(initial_checkpoint(entry, runs), [])
-        else:
-            snapshots, counts = _load_elements(saved, open_location(source), source)
-            log.append(replace(entry, segments=_segments(snapshots, counts), element_counts=counts), snapshots)
+    def entry(
+        self,
+        log: NumberedLog,
+        batch: int,
+        batch_time_ms: int,
+        sections: list[Section],
+        *,
+        follows: bytes = b"",
+        parent: Parent | None = None,
+        log_start: int | None = None,
+    ) -> QueryCheckpoint:
+        """An entry of the new query; `follows` is the id of the one before it."""
+        token = self.new_token()
+        return QueryCheckpoint(
+            epoch=log.epoch,
+            batch=batch,
+            revision=0,
+            id=token,
+            follows=follows,
+            query_id=self.query_id,
+            run_id=self.run_id,
+            token=token,
+            batch_time_ms=batch_time_ms,
+            sections=sorted(sections, key=lambda section: section.uid),
+            log_start=log.number if log_start is None else log_start,
+            retained_from=self.batch,
+            parent=parent,
+        )
 
 
 @contextmanager
-def claimed_log(uid: str, target: RestoreTarget) -> Iterator[NumberedLog]:
-    """Claim the log of an operator, for its first checkpoint.
+def new_log(target: RestoreTarget, least_epoch: int = 1) -> Iterator[NumberedLog]:
+    """Claim the log of a new query, with an epoch of at least `least_epoch`.
 
-    Raises ConfigurationError if the location holds state of the operator already.
+    Raises ConfigurationError if the location holds state already.
     """
-    root = name_part(uid)
-    log = open_log(open_location(target.location), root, target.options, target.clock)
-    if any(isinstance(entry, Checkpoint) for entry in log.read()):
+    log = open_log(open_location(target.location), target.options, target.clock)
+    if any(isinstance(entry, QueryCheckpoint) for entry in log.read()):
         raise ConfigurationError(
-            f"{target.location}/{root} holds state already.",
+            f"{target.location} holds state already.",
             kind=ErrorKind.OTHER_OWNER,
             hint=f"{target.run_id.capitalize()} into an empty location, or remove the folder first.",
         )
     now_ms = int(target.clock.now_s() * 1000)
-    log.claim(lambda epoch: Claim(epoch, target.query_id, target.run_id, uid, target.new_token(), now_ms))
+    log.claim(lambda epoch: Claim(max(epoch, least_epoch), target.query_id, target.run_id, target.new_token(), now_ms))
     try:
         yield log
     finally:
         log.close()
 
 
-def first_entry(saved: SavedOperator, target: RestoreTarget, log: NumberedLog) -> Checkpoint:
-    """The operator's first checkpoint, still without state."""
-    return Checkpoint(
-        epoch=log.epoch,
-        batch=target.batch,
-        revision=0,
-        query_id=target.query_id,
-        run_id=target.run_id,
+def restore_operators(saved: Sequence[SavedOperator], source: str, target: RestoreTarget, run_all: RunAll) -> None:
+    """Begin a query's log with the state of all operators in the savepoint at `source`.
+
+    Raises ConfigurationError if the location holds state already. After an error the location has no checkpoint, so
+    files that were written do not count.
+    """
+    with new_log(target) as log:
+        sections: list[Section] = []
+        payload: list[bytes] = []
+        for one in saved:
+            section = first_section(one, target)
+            if one.key_schema:
+                loads = keyed_loads(one, f"{section.identity}/{RUNS_FOLDER}/{log.epoch}")
+                load = partial(load_keyed, one.key_schema, target.options.codec, source, target.location)
+                stored = zip(loads, run_all(load, loads, _sizes), strict=True)
+                runs = {load.part.number: [run] for load, run in stored}
+                base = given_base(section.identity, section.parallelism, target.batch, runs, first=0)
+                section = replace(section, base_ranges=base)
+            else:
+                snapshots, counts = _load_elements(one, open_location(source), source)
+                segments = _segments(snapshots, counts, sum(map(len, payload)))
+                section = replace(section, segments=segments, element_counts=counts)
+                payload += snapshots
+            sections.append(section)
+        log.append(target.entry(log, target.batch, saved[0].batch_time_ms, sections), payload)
+
+
+def first_section(saved: SavedOperator, target: RestoreTarget) -> Section:
+    """The first section of an operator, still without state."""
+    return Section(
+        identity=new_identity(saved.uid, target.new_token()),
         uid=saved.uid,
         parallelism=saved.parts,
         segments=[],
         key_schema=saved.key_schema,
         states=[state.schema for state in saved.states],
-        batch_time_ms=saved.batch_time_ms,
         watermark_ms=saved.watermark_ms,
-        token=target.new_token(),
         max_event_ms=saved.max_event_ms,
-        settings=saved.settings,
-        log_start=log.number,
-        retained_from=target.batch,
-        operators=target.operators,
-        is_initial=saved.is_initial,
+        settings=dict(saved.settings),
+        begins=True,
     )
 
 
-def _segments(snapshots: list[bytes], counts: list[list[int]]) -> list[SegmentRef]:
-    """The segments of the snapshots in the entry's payload."""
-    offsets = [0, *accumulate(map(len, snapshots))]
+def _segments(snapshots: list[bytes], counts: list[list[int]], offset: int) -> list[SegmentRef]:
+    """The segments of snapshots that begin at an offset of the entry's payload."""
+    offsets = list(accumulate(map(len, snapshots), initial=offset))
     return [
         SegmentRef(subtask, 0, digests.checksum(data), offset, len(data), sum(counts[subtask]), 0)
         for subtask, (data, offset) in enumerate(zip(snapshots, offsets, strict=False))

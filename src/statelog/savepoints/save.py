@@ -135,7 +135,6 @@ def _saved_operator(
         watermark_ms=checkpoint.watermark_ms,
         max_event_ms=checkpoint.max_event_ms,
         settings=checkpoint.settings,
-        is_initial=checkpoint.is_initial,
     )
 
 

@@ -1,4 +1,4 @@
-"""Opens a query's checkpointLocation: Spark's files in it, and the logs of the operators."""
+"""Opens a query's checkpointLocation: Spark's files in it, and the log of its state."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from statelog.checkpoint.query_operators import QueryLogs
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.log.open import STATE_FOLDER, open_location
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.spark_files import DirectoryFiles, StoreFiles
+from statelog.savepoints.stopped import StoppedQuery
 from statelog.spark import internals
 from statelog.spark.hadoop_files import HadoopFiles
 from statelog.storage.location import OBJECT_STORES, scheme_of
@@ -72,10 +72,11 @@ def _has_store(location: str) -> bool:
     return scheme in _LOCAL or scheme in OBJECT_STORES or scheme in REGISTERED
 
 
-def read_logs(checkpoint: SparkCheckpoint, location: str | None) -> QueryLogs:
-    """Read the logs of a query's operators, below its checkpointLocation and at `location`.
+def read_query(checkpoint: SparkCheckpoint, location: str | None) -> StoppedQuery:
+    """Read a query's log, at `location` or below its checkpointLocation.
 
-    Raises ConfigurationError if the location is no checkpoint, CorruptionError or StorageError if a log cannot be read.
+    Raises ConfigurationError if the location is no checkpoint, CorruptionError or StorageError if the log cannot be
+    read.
     """
-    query_id = checkpoint.query_id()
-    return QueryLogs.read(query_id, state_location(checkpoint, location), location, open_location)
+    place = location or state_location(checkpoint, None)
+    return StoppedQuery.open(checkpoint, open_location(place), place)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
-from statelog.checkpoint.query_operators import noted_location
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind
 from statelog.options import Options
@@ -21,6 +20,7 @@ from statelog.spark import internals
 from statelog.spark.interpreter import check_interpreter
 from statelog.spark.states import KeyedStateDeclaration
 from statelog.storage import open_store
+from statelog.storage.open import absolute
 
 Parse = Callable[[str], DataType]
 
@@ -115,7 +115,7 @@ def checked_location(location: object) -> str | None:
     if not isinstance(location, (str, os.PathLike)) or not (text := str(location)).strip():
         raise ConfigurationError(f"location is {location!r}.", hint="It must be a path, or like s3://bucket/folder.")
     open_store(text)
-    return noted_location(text)
+    return absolute(text)
 
 
 def check_options(options: object) -> None:

@@ -5,34 +5,40 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from msgspec import structs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.admission import OperatorConfig, begins_state, incomplete_batch, require_admission
+from statelog.checkpoint.admission import OperatorConfig, admit, incomplete_batch
 from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
-from statelog.checkpoint.query_operators import OperatorChanges, noted_location
+from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import SystemClock
-from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
+from statelog.errors import (
+    ConfigurationError,
+    CorruptionError,
+    ErrorKind,
+    FencedError,
+    ProcessorError,
+    StatelogError,
+    StateMissingError,
+)
 from statelog.exporters.totals import Counted, OperatorTotals, process_totals
-from statelog.log.entry import Entry, QueryOperators
+from statelog.local.restore import read_segment
 from statelog.log.open import (
     INITIAL_FOLDER,
     RUNS_FOLDER,
-    STATE_FOLDER,
-    open_location,
+    new_identity,
     open_log,
     open_retrying_store,
-    operator_folder,
 )
-from statelog.log.references import StoredRun
+from statelog.log.references import SegmentRef, StoredRun
 from statelog.log_fields import LogFields, get_logger, in_background, log_fields
 from statelog.metrics import Measurements
+from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
 from statelog.spark.arrow_batches import lift_byte_limit
@@ -46,8 +52,9 @@ from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
-from statelog.spark.rpc_tls import TlsIdentity, new_identity
-from statelog.storage import LocalStore
+from statelog.spark.rpc_tls import TlsIdentity
+from statelog.spark.rpc_tls import new_identity as new_tls_identity
+from statelog.storage import LocalStore, Store
 from statelog.storage.probe import check_put_if_absent
 
 _log = get_logger(__name__)
@@ -55,8 +62,10 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class _StoredInitial:
-    """The state that was stored before the first batch."""
+    """The state that was stored before the first batch of an operator that begins."""
 
+    identity: str
+    """The operator's, if it begins as expected."""
     rows: list[str]
     """For each subtask, the object with its rows of the initial state; empty if it has none."""
     runs: dict[int, list[StoredRun]]
@@ -77,30 +86,25 @@ class PlannedOperator:
 
 
 @dataclass(frozen=True)
-class RunningOperator:
-    """An operator of a running query."""
+class RunningQuery:
+    """A query that has begun a batch in this start."""
 
     session: SparkSession
-    uid: str
     location: str
-    root: str
-    """The operator's folder in the location."""
     coordinator: Coordinator
 
 
 @dataclass
 class _Slot:
-    """Holds the coordinator of an operator of a query; the query's next start replaces it."""
+    """Holds the coordinator of a query; the query's next start replaces it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     run_id: str = ""
-    instance: str = ""
     coordinator: Coordinator | None = None
-    root: str = ""
 
 
 class Endpoint:
-    """Receives the tasks' calls, with an `identity` by TLS, and hands them to the operators' coordinators.
+    """Receives the tasks' calls, with an `identity` by TLS, and hands them to the queries' coordinators.
 
     Port 0 takes a free port.
     """
@@ -114,10 +118,10 @@ class Endpoint:
         self._clock = SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
         self._initial_outcomes: dict[tuple[str, str], _StoredInitial | Exception] = {}
-        self._slots: dict[tuple[str, str], _Slot] = {}
+        self._slots: dict[str, _Slot] = {}
         self._checked: set[str] = set()
         """The locations other than directories whose stores can be trusted with a log."""
-        self._ends: dict[tuple[str, str], StateMissingError | None] = {}
+        self._ends: dict[str, StateMissingError | None] = {}
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
         self._server = RpcServer(host, port, self.secret, self._handle, identity=identity)
@@ -148,61 +152,63 @@ class Endpoint:
             for plan in plans:
                 if plan.placement is not None:
                     plan.placement.keep_during(query)
-                if plan.has_initial:
-                    self._try_initial(plan, query, run_id)
+            if any(plan.has_initial for plan in plans):
+                self._store_initial(plans, query, run_id)
 
-    def _try_initial(self, plan: OperatorPlan, query: StreamingQuery, run_id: str) -> None:
-        try:
-            outcome: _StoredInitial | Exception | None = _store_initial(plan, query, run_id)
-        except Exception as error:
-            outcome = error
-        if outcome is None:
-            return
-        with self._lock:
-            self._initial_outcomes[run_id, plan.instance] = outcome
+    def _store_initial(self, plans: Sequence[OperatorPlan], query: StreamingQuery, run_id: str) -> None:
+        """Store the initial state of the operators that begin theirs; an error is reported by their first task."""
+        for plan in plans:
+            if not plan.has_initial:
+                continue
+            try:
+                outcome: _StoredInitial | Exception | None = _stored_initial(plan, plans, query, run_id)
+            except Exception as error:
+                outcome = error
+            if outcome is not None:
+                with self._lock:
+                    self._initial_outcomes[run_id, plan.instance] = outcome
 
     def plans(self) -> list[OperatorPlan]:
         """All operators that this driver has planned."""
         with self._lock:
             return list(self._plans.values())
 
-    def operators_of(self, query: StreamingQuery) -> list[RunningOperator]:
-        """All operators of a running query; raises StateMissingError if one of them has not begun a batch yet."""
-        found: list[RunningOperator] = []
-        for planned in self.planned_operators(query):
-            running = self.running_operator(planned)
-            if running is None:
-                raise StateMissingError(
-                    f"operator '{planned.uid}' of query {query.id} has not begun a batch yet.",
-                    hint="Try again after the query's first batch.",
-                )
-            found.append(running)
-        return found
+    def running_query(self, query: StreamingQuery) -> RunningQuery | None:
+        """A query of statelog's; None if it has no operators.
+
+        Raises StateMissingError if it has not begun a batch yet.
+        """
+        plans = self._plans_of(query)
+        if not plans:
+            return None
+        coordinator = self.coordinator_of(str(query.id), str(query.runId))
+        if coordinator is None:
+            raise StateMissingError(
+                f"Query {query.id} has not begun a batch yet.", hint="Try again after the query's first batch."
+            )
+        return RunningQuery(plans[0].session, _location(plans, query), coordinator)
 
     def planned_operators(self, query: StreamingQuery) -> list[PlannedOperator]:
         """All operators of a query."""
-        query_id, run_id = str(query.id), str(query.runId)
+        query_id, run_id, plans = str(query.id), str(query.runId), self._plans_of(query)
         return [
             PlannedOperator(
                 plan.session,
                 plan.uid,
-                _location(plan, query),
+                _location(plans, query),
                 plan.parallelism,
                 plan.options.redact_keys,
                 query_id,
                 run_id,
             )
-            for plan in self._plans_of(query)
+            for plan in plans
         ]
 
-    def running_operator(self, planned: PlannedOperator) -> RunningOperator | None:
-        """An operator, without a call of Spark's; None if it has not begun a batch in this start."""
+    def coordinator_of(self, query_id: str, run_id: str) -> Coordinator | None:
+        """The coordinator of a start, without a call of Spark's; None if it has not begun a batch."""
         with self._lock:
-            slot = self._slots.get((planned.query_id, planned.uid))
-        coordinator = None if slot is None or slot.run_id != planned.run_id else slot.coordinator
-        if slot is None or coordinator is None:
-            return None
-        return RunningOperator(planned.session, planned.uid, planned.location, slot.root, coordinator)
+            slot = self._slots.get(query_id)
+        return None if slot is None or slot.run_id != run_id else slot.coordinator
 
     def incomplete_end(self, query: StreamingQuery) -> StateMissingError | None:
         """Why a query that has ended without an error cannot go on; None if nothing is missing.
@@ -210,17 +216,13 @@ class Endpoint:
         Spark commits a batch after its last action. If that action did not run every subtask to its end, the next batch
         is refused. After the last batch there is no next one, so only this method tells.
         """
-        run_id = str(query.runId)
-        for plan in self._plans_of(query):
-            with self._lock:
-                is_known, known = (run_id, plan.uid) in self._ends, self._ends.get((run_id, plan.uid))
-                slot = self._slots.get((str(query.id), plan.uid))
-            if not is_known:
-                coordinator = slot.coordinator if slot is not None and slot.run_id == run_id else None
-                known = _incomplete_end(plan, query, coordinator)
-            if known is not None:
-                return known
-        return None
+        run_id, plans = str(query.runId), self._plans_of(query)
+        if not plans:
+            return None
+        with self._lock:
+            if run_id in self._ends:
+                return self._ends[run_id]
+        return _incomplete_end(plans, query, self.coordinator_of(str(query.id), run_id))
 
     def _plans_of(self, query: StreamingQuery) -> list[OperatorPlan]:
         observed = internals.observations(query)
@@ -238,7 +240,7 @@ class Endpoint:
     def _coordinator(self, task: TaskId) -> Coordinator:
         with self._lock:
             plan = self._plans.get(task.instance)
-            slot = self._slots.setdefault((task.query_id, task.uid), _Slot())
+            slot = self._slots.setdefault(task.query_id, _Slot())
         if plan is None:
             raise FencedError(
                 f"operator '{task.uid}' was not built by this driver.",
@@ -248,18 +250,12 @@ class Endpoint:
         with slot.lock:
             if slot.coordinator is None or slot.run_id != task.run_id:
                 self._open(slot, plan, task)
-            elif slot.instance != task.instance:
-                raise ConfigurationError(
-                    f"Query {task.query_id} has two stateful operators named '{task.uid}'.",
-                    kind=ErrorKind.UID_REQUIRED,
-                    hint="Give each operator a name of its own: transformWithState(..., uid='...').",
-                )
             assert slot.coordinator is not None
             return slot.coordinator
 
-    def _require_initial(self, plan: OperatorPlan, task: TaskId) -> _StoredInitial:
+    def _require_initial(self, plan: OperatorPlan, run_id: str) -> _StoredInitial:
         with self._lock:
-            outcome = self._initial_outcomes.get((task.run_id, plan.instance))
+            outcome = self._initial_outcomes.get((run_id, plan.instance))
         if isinstance(outcome, _StoredInitial):
             return outcome
         if isinstance(outcome, StatelogError):
@@ -272,28 +268,27 @@ class Endpoint:
         )
 
     def _open(self, slot: _Slot, plan: OperatorPlan, task: TaskId) -> None:
+        """Open a start of a query with its first task, one of the operator `plan`."""
         query = internals.find_query(plan.session, task.query_id, task.run_id)
         internals.require_synchronous_progress(query)
         if slot.coordinator is not None:
             slot.coordinator.close()
             slot.coordinator = None
-        location = _location(plan, query)
+        plans = self._plans_of(query)
+        options = query_options(plans)
+        location = _location(plans, query)
         measurements = Measurements()
-        store = open_retrying_store(location, plan.options, self._clock, measurements)
+        store = open_retrying_store(location, options, self._clock, measurements)
         if not isinstance(store.own, LocalStore) and location not in self._checked:
             check_put_if_absent(store)
             self._checked.add(location)
-        root = operator_folder(store, plan.uid)
-        totals = process_totals().begin(task.query_id, plan.uid)
-        locations = {one.uid: noted_location(one.location) for one in self._plans_of(query)}
+        totals = [process_totals().begin(task.query_id, one.uid) for one in plans]
         coordinator = Coordinator(
-            _config_of(plan, query, QueryOperators(int(self._clock.now_s() * 1000), locations)),
-            changes=_operator_changes(query, self._plans_of(query)),
+            _roster(plans, query, totals),
             store=store,
             location=location,
-            root=root,
-            log=open_log(store.own, root, plan.options, self._clock),
-            options=replace(plan.options, observer=Counted(plan.options.observer, totals)),
+            log=open_log(store.own, options, self._clock),
+            options=options,
             clock=self._clock,
             new_token=lambda: secrets.token_bytes(16),
             batch_time=lambda batch: internals.batch_time(query, batch),
@@ -301,78 +296,147 @@ class Endpoint:
             deletes_in_background=True,
             slots=plan.session.sparkContext.defaultParallelism,
         )
-        keeps = self._keeps(plan, query, task)
-        if plan.has_initial and coordinator.begins_at(task.batch):
-            initial = self._require_initial(plan, task)
-            coordinator.open(task.batch, initial.runs, keeps=keeps)
-            if coordinator.kept_batch is None:
-                coordinator.offer_initial_state(initial.rows)
-        else:
-            coordinator.open(task.batch, keeps=keeps)
-        slot.run_id, slot.instance, slot.coordinator, slot.root = task.run_id, task.instance, coordinator, root
+        with_initial = [one for one in plans if one.has_initial]
+        beginning = coordinator.beginning(task.batch) if with_initial else set()
+        initial = {one.uid: self._require_initial(one, task.run_id) for one in with_initial if one.uid in beginning}
+        coordinator.open(
+            task.batch,
+            {uid: stored.runs for uid, stored in initial.items()},
+            initial_rows={uid: stored.rows for uid, stored in initial.items() if stored.rows},
+            identities={uid: stored.identity for uid, stored in initial.items()},
+            keeps=_keeps(plans, query, task.batch, store),
+        )
+        slot.run_id, slot.coordinator = task.run_id, coordinator
         with self._lock:  # Not earlier: if it could not be stored, every subtask must find the reason here.
-            self._initial_outcomes.pop((task.run_id, plan.instance), None)
-        self._close_at_end(plan, query, coordinator, totals)
-
-    def _keeps(self, plan: OperatorPlan, query: StreamingQuery, task: TaskId) -> Callable[[History], bool]:
-        """Whether the checkpoint of a start's first batch stays: if the operator that stores the output has it.
-
-        That operator's last subtask acks after those of all others. So then they have the checkpoint, too.
-        """
-        if plan.stores_output:
-            return lambda history: _has_output(history, query, task.batch, plan.session)
-        last = next((one for one in self._plans_of(query) if one.stores_output), None)
-        if last is None:
-            return lambda _: False
-        # No start can write there any more once this one has claimed it, so all operators decide alike.
-        coordinator = self._coordinator(structs.replace(task, uid=last.uid, instance=last.instance))
-        return lambda _: coordinator.kept_batch == task.batch
+            for one in with_initial:
+                self._initial_outcomes.pop((task.run_id, one.instance), None)
+        self._close_at_end(plans, query, coordinator, totals)
 
     def _close_at_end(
-        self, plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator, totals: OperatorTotals
+        self,
+        plans: Sequence[OperatorPlan],
+        query: StreamingQuery,
+        coordinator: Coordinator,
+        totals: Sequence[OperatorTotals],
     ) -> None:
         def wait() -> None:
             end = None
             try:
                 query.awaitTermination()
-                end = _incomplete_end(plan, query, coordinator)
+                end = _incomplete_end(plans, query, coordinator)
             except Exception:
                 _log.debug("query %s ended with an error", query.id)
             if end is not None:
                 _log.error("query %s has ended, and cannot go on: %s", query.id, end)
             with self._lock:
-                self._ends[str(query.runId), plan.uid] = end
-            process_totals().end(totals)
+                self._ends[str(query.runId)] = end
+            for one in totals:
+                process_totals().end(one)
             coordinator.close()
 
         threading.Thread(target=in_background(wait), name=f"statelog-end-{query.id}", daemon=True).start()
 
 
-def _has_output(history: History, query: StreamingQuery, batch: int, session: SparkSession) -> bool:
-    """Whether the newest checkpoint is that of a batch that Spark repeats by itself, not at the user's wish."""
-    latest = history.latest
-    if latest is None or latest.batch != batch or latest.batch_time_ms != internals.batch_time(query, batch).time_ms:
+# ---- The operators of a query ----
+
+_QUERY_OPTIONS: Final = (
+    "file_merging",
+    "max_file_bytes",
+    "max_space_amplification",
+    "retained_checkpoints",
+    "retained_s",
+    "inline_budget_bytes",
+    "log_min_age_s",
+    "orphan_min_age_s",
+    "driver_timeout_s",
+    "heartbeat_s",
+    "placement",
+)
+"""The options that all operators of a query share: those of its log, its batches and its calls."""
+
+
+def query_options(plans: Sequence[OperatorPlan]) -> Options:
+    """The options of a query; ConfigurationError if its operators have different values of those that they share."""
+    first = plans[0]
+    for plan in plans[1:]:
+        for name in _QUERY_OPTIONS:
+            one, other = getattr(first.options, name), getattr(plan.options, name)
+            if one != other:
+                raise ConfigurationError(
+                    f"Operator '{first.uid}' has the option {name} {one!r}, and operator '{plan.uid}' {other!r}.",
+                    hint=f"The operators of a query share {name}: give all of them the same value.",
+                )
+    return first.options
+
+
+def _location(plans: Sequence[OperatorPlan], query: StreamingQuery) -> str:
+    """The location of a query's state; ConfigurationError if its operators were given different ones."""
+    given = {plan.location: plan.uid for plan in plans if plan.location is not None}
+    if len(given) > 1:
+        named = ", ".join(f"operator '{uid}' {location}" for location, uid in given.items())
+        raise ConfigurationError(
+            f"The operators of the query have different locations: {named}.",
+            kind=ErrorKind.INVALID_OPTION,
+            hint="The state of a query has one location: give all operators the same, or only one of them any.",
+        )
+    return next(iter(given), None) or state_home(internals.checkpoint_location(query))
+
+
+def _roster(
+    plans: Sequence[OperatorPlan], query: StreamingQuery, totals: Sequence[OperatorTotals | None]
+) -> list[OperatorConfig]:
+    """The operators of a start of a query; with `totals` their observers count for these, too."""
+    uids = {plan.observation: plan.uid for plan in plans}
+    return [
+        OperatorConfig(
+            str(query.id),
+            str(query.runId),
+            plan.uid,
+            plan.parallelism,
+            plan.key_schema,
+            plan.states,
+            plan.watermark,
+            plan.deleted,
+            plan.settings,
+            options=plan.options
+            if counted is None
+            else replace(plan.options, observer=Counted(plan.options.observer, counted)),
+            instance=plan.instance,
+            in_front=frozenset(uids[one] for one in plan.in_front if one in uids),
+            stores_output=plan.stores_output,
+        )
+        for plan, counted in zip(plans, totals, strict=True)
+    ]
+
+
+def _keeps(
+    plans: Sequence[OperatorPlan], query: StreamingQuery, batch: int, store: Store
+) -> Callable[[QueryHistory], bool]:
+    """Whether the checkpoint of a start's first batch stays: its stored output is whole, and Spark repeats the batch."""
+    output = next((plan for plan in plans if plan.stores_output), None)
+    if output is None:
+        return lambda _: False
+
+    def keeps(history: QueryHistory) -> bool:
+        # What a rewind took back is not on the line, so the user does not want another result.
+        latest, own = history.latest, history.of(output.uid)
+        if latest is None or own is None or latest.batch != batch:
+            return False
+        checkpoint = own.at(batch)
+        is_sparks = latest.batch_time_ms == internals.batch_time(query, batch).time_ms
+        return is_sparks and checkpoint is not None and _is_whole(store, checkpoint.segments)
+
+    return keeps
+
+
+def _is_whole(store: Store, segments: Iterable[SegmentRef]) -> bool:
+    """Whether stored output is as it was written; a crash of the machine may have left less."""
+    try:
+        for segment in segments:
+            read_segment(store, segment)
+    except CorruptionError:
         return False
-    return not open_checkpoint(internals.checkpoint_location(query), session).was_taken_back(batch)
-
-
-def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
-    return plan.location or state_home(internals.checkpoint_location(query))
-
-
-def _config_of(plan: OperatorPlan, query: StreamingQuery, operators: QueryOperators | None = None) -> OperatorConfig:
-    return OperatorConfig(
-        str(query.id),
-        str(query.runId),
-        plan.uid,
-        plan.parallelism,
-        plan.key_schema,
-        plan.states,
-        plan.watermark,
-        plan.deleted,
-        operators,
-        plan.settings,
-    )
+    return True
 
 
 def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:
@@ -384,43 +448,36 @@ def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:
         _log.error("query %s: its offset log could not be fitted to its sources: %s", query.id, error)
 
 
-def _operator_changes(query: StreamingQuery, plans: Iterable[OperatorPlan]) -> OperatorChanges:
-    home = f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
-    return OperatorChanges(str(query.id), home, {plan.uid: plan.location or home for plan in plans}, open_location)
-
-
-def _store_initial(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _StoredInitial | None:
+def _stored_initial(
+    plan: OperatorPlan, plans: Sequence[OperatorPlan], query: StreamingQuery, run_id: str
+) -> _StoredInitial | None:
     """Store the state before the operator's first batch; None if the operator has run before.
 
-    Raises ConfigurationError if the location belongs to another query. It is not claimed yet, so nothing of other
-    starts is removed here; the claim removes their orphans.
+    The location is not claimed yet, so nothing of other starts is removed here; the claim removes their orphans. Raises
+    the errors of :func:`admit`.
     """
-    location, root, entries = _stored(plan, query)
-    # Whether it was really added to the query is found out when its first task calls; then the objects are orphans.
+    location = _location(plans, query)
     first_batch = internals.first_batch(query)
-    if not begins_state(entries, str(query.id), first_batch, lambda: True):
+    roster = _roster(plans, query, [None] * len(plans))
+    if plan.uid in admit(_stored(plans, query), roster, first_batch, None, location):
         return None
-    name = f"operator '{plan.uid}' at {location}/{root}"
-    require_admission(_config_of(plan, query), History(entries), first_batch, None, name, begins=True)
+    identity = new_identity(plan.uid, secrets.token_bytes(16))
     rows: list[str] = []
     if plan.initial is not None:
-        folder = f"{root}/{INITIAL_FOLDER}/{run_id}"
+        folder = f"{identity}/{INITIAL_FOLDER}/{run_id}"
         rows = store_rows(plan.initial, plan.parallelism, InitialPlace(location, folder, run_id, plan.options))
     # No start has epoch 0. So runs that no checkpoint comes to name are removed like the orphans of a crashed start.
-    place = InitialPlace(location, f"{root}/{RUNS_FOLDER}/0", run_id, plan.options)
-    return _StoredInitial(rows, store_tables(plan.tables, plan.key_schema, plan.parallelism, place))
+    place = InitialPlace(location, f"{identity}/{RUNS_FOLDER}/0", run_id, plan.options)
+    return _StoredInitial(identity, rows, store_tables(plan.tables, plan.key_schema, plan.parallelism, place))
 
 
-def _stored(plan: OperatorPlan, query: StreamingQuery) -> tuple[str, str, list[Entry]]:
-    """An operator's location, its folder there, and the entries of its log."""
-    location = _location(plan, query)
-    store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
-    root = operator_folder(store, plan.uid)
-    return location, root, open_log(store, root, plan.options, SystemClock()).read()
+def _stored(plans: Sequence[OperatorPlan], query: StreamingQuery) -> QueryHistory:
+    """The query's checkpoints in its location."""
+    return read_history(open_retrying_store(_location(plans, query), plans[0].options, SystemClock(), Measurements()))
 
 
 def _incomplete_end(
-    plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator | None
+    plans: Sequence[OperatorPlan], query: StreamingQuery, coordinator: Coordinator | None
 ) -> StateMissingError | None:
     """The error if the last committed batch has no checkpoint. Without a coordinator, no subtask ran in this start."""
     batch = internals.last_committed(query)
@@ -428,10 +485,10 @@ def _incomplete_end(
         return None
     if coordinator is None:
         # A sink that has got the batch in an earlier start leaves it out, and then the checkpoint of that start counts.
-        checkpoint = History(_stored(plan, query)[2]).at(batch)
-        if checkpoint is not None and checkpoint.batch_time_ms == internals.batch_time(query, batch).time_ms:
+        entry = _stored(plans, query).at(batch)
+        if entry is not None and entry.batch_time_ms == internals.batch_time(query, batch).time_ms:
             return None
-        return incomplete_batch(batch, None, plan.parallelism, f"operator '{plan.uid}' at {_location(plan, query)}")
+        return incomplete_batch(batch, None, [], _location(plans, query))
     try:
         coordinator.require_committed(batch)
     except StateMissingError as error:
@@ -461,7 +518,7 @@ def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
     with _endpoint_lock:
         is_own = _endpoint is not None and _endpoint.process_id == os.getpid()
         if _endpoint is None or not is_own or bool(_endpoint.certificate) != encrypts:
-            identity = new_identity() if encrypts else None
+            identity = new_tls_identity() if encrypts else None
             if _endpoint is not None and is_own:
                 _endpoint.close()  # Its application is over, and the port may be the same.
             _endpoint = None

@@ -42,6 +42,8 @@ class OperatorPlan:
     placement: Placement | None = None
     stores_output: bool = False
     """Whether the operator stores the query's output, for a sink that gets the stored rows."""
+    in_front: frozenset[str] = frozenset()
+    """The observations in the plan of its input, which mark the operators from which its rows come."""
     settings: Settings = field(default_factory=dict)
     """Settings that the state of a keyed operator depends on, such as its time mode."""
 

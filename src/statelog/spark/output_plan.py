@@ -43,21 +43,17 @@ class StoredOutputSink:
         query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
         query = internals.active_query(self.session, query_id or "")
         _, endpoint = require_endpoint(session)
-        operators = [] if query is None else endpoint.operators_of(query)
-        for operator in operators:
-            if operator.uid != self.uid:
-                continue
-            checkpoint = operator.coordinator.durable_checkpoint(batch)
-            is_kept = operator.coordinator.kept_batch == batch
-            location, segments = operator.location, checkpoint.segments
-            columns = output_columns(location, segments[0]) if is_kept else self.columns
-            self.sink(output_frame(session, location, segments, columns, self.options), batch)
-            return
-        raise ConfigurationError(
-            "The function of write_ahead was called for a DataFrame of another query.",
-            kind=ErrorKind.STALE_DATAFRAME,
-            hint="Start the writer that statelog.write_ahead returns, without another foreachBatch.",
-        )
+        running = None if query is None else endpoint.running_query(query)
+        if running is None or not running.coordinator.has_operator(self.uid):
+            raise ConfigurationError(
+                "The function of write_ahead was called for a DataFrame of another query.",
+                kind=ErrorKind.STALE_DATAFRAME,
+                hint="Start the writer that statelog.write_ahead returns, without another foreachBatch.",
+            )
+        location, segments = running.location, running.coordinator.durable_checkpoint(self.uid, batch).segments
+        is_kept = running.coordinator.kept_batch == batch
+        columns = output_columns(location, segments[0]) if is_kept else self.columns
+        self.sink(output_frame(session, location, segments, columns, self.options), batch)
 
 
 def store_output(df: DataFrame, sink: Sink, own: StatelogArguments) -> tuple[DataFrame, StoredOutputSink]:

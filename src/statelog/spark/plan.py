@@ -86,7 +86,7 @@ def registered(df: DataFrame, plan: OperatorPlan) -> tuple[DataFrame, OperatorPl
     if not df.isStreaming:
         return df, plan, None
     placement = make_placement(plan.session, plan.uid, plan.instance, plan.parallelism, plan.options)
-    plan = replace(plan, placement=placement)
+    plan = replace(plan, placement=placement, in_front=frozenset(internals.observations_of(df)))
     host, endpoint = require_endpoint(plan.session)
     endpoint.register(plan)
     address = DriverAddress(host, endpoint.port, endpoint.secret, endpoint.certificate)

@@ -94,4 +94,4 @@ class QueryClocks:
             return False
         query = clock.query
         next_task = TaskId(str(query.id), str(query.runId), plan.uid, plan.instance, clock.last_batch + 1, -1, -1)
-        return self._coordinator(next_task).watermark_advances(clock.last_batch)
+        return self._coordinator(next_task).watermark_advances(plan.uid, clock.last_batch)

@@ -232,7 +232,11 @@ class WorkerProcess:
 
         def call(request: Request, payload: bytes) -> Reply:
             reply = client.call(request, payload)
-            if isinstance(reply, Begun) and reply.permit.witness and (task.run_id, reply.permit.store) not in self._seen:
+            if (
+                isinstance(reply, Begun)
+                and reply.permit.witness
+                and (task.run_id, reply.permit.store) not in self._seen
+            ):
                 store, host = self.open_store(reply.permit.store, options), socket.gethostname()
                 require_shared(store, reply.permit.witness.name, reply.permit.witness.head, host=host, who=task.name)
                 self._seen.add((task.run_id, reply.permit.store))

@@ -125,7 +125,7 @@ class LocalStore(Store):
             return sorted(found, key=lambda info: info.name)
 
     def remove_unfinished(self, prefix: str, before_s: float) -> None:
-        top = self._path(prefix.rstrip("/"))
+        top = self._path(prefix.rstrip("/")) if prefix else self._root
         with _reported("remove unfinished files of", top):
             for directory, _, names in os.walk(top):
                 for name in filter(_is_temporary, names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,11 @@ def local_path(location: str) -> str:
             f"The location {location} is not an absolute path.", hint="Write file:/path or file:///path."
         )
     return path
+
+
+def absolute(location: str) -> str:
+    """A location that does not depend on this process's working directory."""
+    return location if scheme_of(location) else os.path.abspath(location)
 
 
 def is_same_place(one: str, other: str) -> bool:

@@ -108,7 +108,7 @@ class Store(ABC):
         Parameters
         ----------
         prefix : str
-            A folder: only objects whose names begin with it.
+            A folder: only objects whose names begin with it; empty for all.
         before_s : float
             Only remains last written to before this time, in seconds since the Unix epoch.
         """

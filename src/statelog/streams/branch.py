@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.parent import Parent
-from statelog.checkpoint.query_operators import OperatorLog, noted_location
 from statelog.clock import SystemClock
 from statelog.errors import PinExpiredError, StateMissingError
-from statelog.log.entry import QueryOperators
-from statelog.log.open import open_location
+from statelog.log.entry import Parent
 from statelog.options import Options
-from statelog.savepoints.branch import branch_operator
+from statelog.savepoints.branch import branch_query
 from statelog.savepoints.load import RestoreTarget
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.stopped import StoppedQuery
 from statelog.savepoints.target import require_apart
-from statelog.spark.checkpoint_location import open_checkpoint, read_logs, state_location
-from statelog.storage.links import link
-from statelog.storage.names import name_part
+from statelog.spark.checkpoint_location import open_checkpoint, read_query, state_location
+from statelog.storage.open import absolute
 from statelog.streams.save_restore import Restored
 
 _ATTEMPTS: Final = 5
@@ -58,7 +53,7 @@ def branch(
         The batch after which the branch goes on: one that Spark has committed and whose checkpoint is retained; by
         default the newest.
     location : str, optional
-        The location of one of the parent's operators, if it gave all of them one; the others are found from there.
+        The location of the parent's state, if its operators were given one.
     new_location : str, optional
         The location for the branch's state, if its operators are given one; by default below `new_checkpoint`.
     options : Options, optional
@@ -89,67 +84,55 @@ def branch(
     parent.require_no_other_state()
     state = new_location or state_location(spark, new_location)
     spark.require_empty()
-    batch, found, pins = _pinned(parent, location, at, spark, state)
+    query, batch, pin = _pinned(parent, location, at, spark, absolute(state))
     try:
         offsets, commits = parent.offsets(batch), parent.commits(batch)
         sources = parent.source_files(offsets[str(batch)])
-        clock = SystemClock()
-        places = {log.uid: noted_location(new_location) for log in found}
         target = RestoreTarget(
             location=state,
             query_id=str(uuid.UUID(bytes=secrets.token_bytes(16), version=4)),
             run_id="branch",
             batch=batch,
             options=options or Options(),
-            clock=clock,
+            clock=SystemClock(),
             new_token=lambda: secrets.token_bytes(16),
-            operators=QueryOperators(int(clock.now_s() * 1000), places),
         )
-        for log, pin in zip(found, pins, strict=True):
-            branch_operator(log.history, Parent(noted_location(log.location), batch, pin.name), target)
+        branch_query(query.history, Parent(absolute(query.location), batch, pin.name), target)
     except BaseException:
-        _release(pins)
+        pin.release()
         raise
-    # From here on the branch may exist, whatever error comes: its pins stay.
+    # From here on the branch may exist, whatever error comes: its pin stays.
     spark.write(sources, offsets, commits, query_id=target.query_id, clock_id=secrets.token_hex(8))
     return Restored(str(new_checkpoint), target.query_id, batch + 1)
 
 
 def _pinned(
     parent: SparkCheckpoint, location: str | None, at: int | None, spark: SparkCheckpoint, state: str
-) -> tuple[int, list[OperatorLog], list[HeldPin]]:
-    """Choose the batch, and pin the checkpoint of each operator for the branch at `spark` and `state`."""
+) -> tuple[StoppedQuery, int, HeldPin]:
+    """Choose the batch, and pin its checkpoint for the branch at `spark` and `state`."""
     attempts = _ATTEMPTS if at is None else 1
     for attempt in range(attempts):
-        pins: list[HeldPin] = []
         try:
-            # Before the logs are read, so that they have all batches that are found here.
+            # Before the log is read, so that it has all batches that are found here.
             committed = parent.committed() if at is None else [at]
-            query = StoppedQuery(parent, read_logs(parent, location))
-            batch, found = query.choose(committed[-1] if committed else None)
-            for log in found:
-                folders = [*parent.folders, f"{log.location.rstrip('/')}/{log.root}"]
-                require_apart(spark.location, folders, "The checkpointLocation")
-                require_apart(f"{state.rstrip('/')}/{name_part(log.uid)}", folders, "The operators' location")
-            for log in found:
-                pins.append(hold_for_branch(log, batch, state, log.uid))
-        except BaseException as error:
-            _release(pins)
+            query = read_query(parent, location)
+            batch = query.choose(committed[-1] if committed else None)
+            folders = [*parent.folders, query.location]
+            require_apart(spark.location, folders, "The checkpointLocation")
+            require_apart(state, folders, "The location of the branch's state")
+            pin = HeldPin(
+                query.store,
+                query.history,
+                batch,
+                owner=f"branch {state}",
+                lasts_s=None,
+                is_shared=True,
+                branch=state,
+            )
+        except (PinExpiredError, StateMissingError):
             # A running query may give a checkpoint up meanwhile; then a newer one is there.
-            if isinstance(error, PinExpiredError | StateMissingError) and attempt + 1 < attempts:
+            if attempt + 1 < attempts:
                 continue
             raise
-        return batch, found, pins
+        return query, batch, pin
     raise AssertionError("unreachable")
-
-
-def hold_for_branch(log: OperatorLog, batch: int, location: str, uid: str) -> HeldPin:
-    """Pin a checkpoint of an operator for the branch of it at a location."""
-    folder = link(noted_location(location), name_part(uid))
-    store, owner = open_location(log.location), f"branch {folder}"
-    return HeldPin(store, log.root, log.history, batch, owner=owner, lasts_s=None, is_shared=True, branch=folder)
-
-
-def _release(pins: Iterable[HeldPin]) -> None:
-    for pin in pins:
-        pin.release()

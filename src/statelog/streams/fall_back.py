@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from statelog.errors import ErrorKind, StateMissingError
-from statelog.log.open import open_location
 from statelog.reading.verify import Damage, verify
+from statelog.savepoints.stopped import StoppedQuery
+from statelog.storage.links import is_link
 from statelog.storage.store import if_present
-from statelog.streams.repair import Rewound, StoppedFiles, free_folder
+from statelog.streams.repair import Rewound, free_folder, open_stopped, rewind_to
 
 _ASIDE: Final = "statelog-damaged"
 """Folder in a location of state; it holds no operator, since nothing in it is called like a log."""
@@ -38,17 +39,16 @@ def fall_back(
     checkpoint_location: str | Path,
     *,
     location: str | None = None,
-    operators: Sequence[str] | None = None,
     dry_run: bool = False,
 ) -> FellBack:
     """Set a stopped query back to its newest checkpoint without damage, after which Spark repeats the later batches.
 
-    Everything that the operators' checkpoints consist of is read and checked, as by :func:`verify`. Then Spark is set
+    Everything that the query's checkpoints consist of is read and checked, as by :func:`verify`. Then Spark is set
     back, as by :func:`rewind`. Sinks see the repeated batches under the same batch ids.
 
     Parameters
     ----------
-    checkpoint_location, location, operators
+    checkpoint_location, location
         As of :func:`rewind`.
     dry_run : bool
         Report the damage and the changes without making them.
@@ -69,41 +69,35 @@ def fall_back(
     >>> statelog.fall_back("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
     FellBack(next_batch=41, taken_back=[41, 42], ..., damages=(Damage(uid='main', kind='checksum', ...),), copies=[])
     """
-    query = StoppedFiles.open(checkpoint_location, location, operators)
-    damages: list[Damage] = []
-    batches = set(range(query.target.batch + 1))
-    for log in query.target.operators:
-        found = verify(log.location, log.uid).damages
-        damages += found
-        damaged = {batch for damage in found for batch in damage.batches}
-        if any(not damage.batches for damage in found):
-            batches.clear()
-        batches = {batch for batch in batches - damaged if query.is_of_batch(log, batch)}
+    query = open_stopped(checkpoint_location, location)
+    newest = query.rewind_target()
+    damages = tuple(verify(query.location).damages) if query.history.latest is not None else ()
     if not damages:
-        return FellBack(**asdict(query.rewind_to(query.target.batch, dry_run=dry_run)), damages=(), copies=[])
-    if not batches:
+        return FellBack(**asdict(rewind_to(query, newest, dry_run=dry_run)), damages=(), copies=[])
+    damaged = {batch for damage in damages for batch in damage.batches}
+    batches = [] if any(not damage.batches for damage in damages) else range(newest + 1)
+    whole = [batch for batch in batches if batch not in damaged and query.is_of_batch(batch)]
+    if not whole:
         problems = "; ".join(damage.problem for damage in damages[:3])
         raise StateMissingError(
             f"{query.spark.location}: no retained checkpoint is without damage: {problems}.",
             kind=ErrorKind.CHECKPOINT_MISSING,
             hint="Restore a savepoint, or the damaged objects from a copy. 'statelog verify' lists all damage.",
         )
-    done = query.rewind_to(max(batches), dry_run=dry_run)
-    copies = (
-        [] if dry_run else [name for log in query.target.operators for name in _copied(log.location, damages, log.uid)]
-    )
-    return FellBack(**asdict(done), damages=tuple(damages), copies=copies)
+    # The copies come first: once Spark's files are moved, the call must not fail any more.
+    copies = [] if dry_run else _copied(query, damages)
+    return FellBack(**asdict(rewind_to(query, max(whole), dry_run=dry_run)), damages=damages, copies=copies)
 
 
-def _copied(location: str, damages: Sequence[Damage], uid: str) -> list[str]:
-    """Copy an operator's damaged objects, those that are there."""
-    store = open_location(location)
-    names = sorted({damage.name for damage in damages if damage.uid == uid and damage.name})
+def _copied(query: StoppedQuery, damages: Sequence[Damage]) -> list[str]:
+    """Copy the damaged objects, those that are there; those of a branch's parent stay where they are."""
+    store = query.store
+    names = sorted({damage.name for damage in damages if damage.name and not is_link(damage.name)})
     folder = free_folder((info.name for info in store.list(f"{_ASIDE}/")), _ASIDE)
     copies = []
     for name in names:
         data = if_present(partial(store.read, name))
         if data is not None:
             store.put(f"{folder}/{name}", data)
-            copies.append(f"{location}/{folder}/{name}")
+            copies.append(f"{query.location}/{folder}/{name}")
     return copies

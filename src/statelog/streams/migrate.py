@@ -7,21 +7,21 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from statelog.checkpoint.query_operators import noted_location
-from statelog.checkpoint.views import initial_checkpoint
+from statelog.checkpoint.views import given_base
 from statelog.clock import SystemClock
 from statelog.convert.codecs import RowCodecs, recorded_settings
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, StateMissingError
-from statelog.log.entry import Checkpoint, Fence, QueryOperators
+from statelog.log.entry import Fence, QueryCheckpoint
 from statelog.log.open import RUNS_FOLDER, open_location, open_log
 from statelog.log.references import StoredRun
 from statelog.options import Options
 from statelog.reading.manifest import SavedOperator, SavedState
 from statelog.runs.schema import encode_schema
-from statelog.savepoints.load import RestoreTarget, claimed_log, first_entry
+from statelog.savepoints.load import RestoreTarget, first_section, new_log
 from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, STATE, SparkCheckpoint
 from statelog.savepoints.spark_logs import BatchOffsets
 from statelog.savepoints.target import require_apart
@@ -30,7 +30,8 @@ from statelog.spark.checkpoint_location import open_checkpoint, state_location
 from statelog.spark.checks import check_options, check_session, checked_location, checked_uid
 from statelog.spark.sorted_runs import RunsPlace, store_sorted
 from statelog.spark.transform_with_state import SparkOperator, SparkState
-from statelog.storage.names import distinct_parts, name_part
+from statelog.storage.names import distinct_parts
+from statelog.storage.open import absolute
 from statelog.streams.save_restore import Restored
 
 _RUN_ID: Final = "migrate"
@@ -92,7 +93,7 @@ def migrate(
     check_options(own)
     name, place = checked_uid(uid), checked_location(location)
     old, new = open_checkpoint(str(old_checkpoint), session), open_checkpoint(str(new_checkpoint), session)
-    state = noted_location(place or state_location(new, place))
+    state = absolute(place or state_location(new, place))
     require_apart(new.location, [old.location], "The new checkpointLocation")
     require_apart(state, [old.location], "The operator's location")
     old_id = old.query_id()
@@ -100,18 +101,16 @@ def migrate(
         raise ConfigurationError(f"The query of {old.location} is running.", hint="Stop it first.")
     batch, newest = _batches(old)
     # The same for a repetition, so that it knows what an interrupted migration has left.
-    told = [old_id, str(batch), noted_location(new.location), state, name]
+    told = [old_id, str(batch), absolute(new.location), state, name]
     query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, "\n".join(told)))
-    clock = SystemClock()
     target = RestoreTarget(
         location=state,
         query_id=query_id,
         run_id=_RUN_ID,
         batch=batch,
         options=own,
-        clock=clock,
+        clock=SystemClock(),
         new_token=lambda: secrets.token_bytes(16),
-        operators=QueryOperators(int(clock.now_s() * 1000), {name: noted_location(place)}),
     )
     if not _is_done(new, target):
         _migrate(SparkState(session, old.location, batch), old, newest, new, name, target)
@@ -122,7 +121,7 @@ def _migrate(
     read: SparkState, old: SparkCheckpoint, newest: int, new: SparkCheckpoint, uid: str, target: RestoreTarget
 ) -> None:
     """Store the state of `old`, and write `new`; `newest` is the last batch that Spark has begun."""
-    is_begun, is_stored = _progress(target, uid)
+    is_begun, is_stored = _progress(target)
     if not is_begun:
         new.require_empty()
     batch = target.batch
@@ -164,12 +163,12 @@ def _is_done(new: SparkCheckpoint, target: RestoreTarget) -> bool:
     return True
 
 
-def _progress(target: RestoreTarget, uid: str) -> tuple[bool, bool]:
+def _progress(target: RestoreTarget) -> tuple[bool, bool]:
     """Whether an earlier attempt has begun the migration, and whether it has stored the state."""
-    log = open_log(open_location(target.location), name_part(uid), target.options, target.clock)
+    log = open_log(open_location(target.location), target.options, target.clock)
     entries = [entry for entry in log.read() if not isinstance(entry, Fence)]
     own = [entry for entry in entries if (entry.query_id, entry.run_id) == (target.query_id, _RUN_ID)]
-    return bool(own), any(isinstance(entry, Checkpoint) for entry in own)
+    return bool(own), any(isinstance(entry, QueryCheckpoint) for entry in own)
 
 
 # ---- State ----
@@ -189,12 +188,15 @@ def _store(read: SparkState, operator: SparkOperator, uid: str, offsets: BatchOf
         settings=dict(recorded_settings(operator.time_mode, RowCodecs())),
     )
     parts = distinct_parts(schema.name for schema in schemas)
-    with claimed_log(uid, target) as log:
-        place = RunsPlace(target.location, f"{name_part(uid)}/{RUNS_FOLDER}/{log.epoch}", target.options.codec)
+    section = first_section(saved, target)
+    with new_log(target) as log:
+        place = RunsPlace(target.location, f"{section.identity}/{RUNS_FOLDER}/{log.epoch}", target.options.codec)
         runs: dict[int, list[StoredRun]] = {}
         for rows in operator.states:
             with read.reading(str(rows.state)):
                 stored = store_sorted(rows, operator.partitions, place, parts[rows.state.name])
             for subtask, own in stored.items():
                 runs.setdefault(subtask, []).extend(own)
-        log.append(initial_checkpoint(first_entry(saved, target, log), runs), [])
+        base = given_base(section.identity, section.parallelism, target.batch, runs, first=0)
+        entry = target.entry(log, target.batch, saved.batch_time_ms, [replace(section, base_ranges=base)])
+        log.append(entry, [])

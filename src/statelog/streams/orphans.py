@@ -11,19 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from statelog.checkpoint.garbage import find_orphans
-from statelog.checkpoint.history import History
-from statelog.checkpoint.parent import read_parent
-from statelog.checkpoint.pins import PINS_FOLDER, has_expired, read_pin
-from statelog.checkpoint.query_operators import operators_of
+from statelog.checkpoint.pins import has_expired, read_pin
+from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import Clock, SystemClock
 from statelog.errors import CorruptionError, StatelogError, StorageError
-from statelog.log.entry import Checkpoint, Entry, Fence
+from statelog.log.entry import Entry, Fence, QueryCheckpoint
 from statelog.log.numbered import LOG_FILE, base_name
-from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER, open_location, open_log
+from statelog.log.open import (
+    CHANGES_FOLDER,
+    INITIAL_FOLDER,
+    LOG_FOLDER,
+    PINS_FOLDER,
+    RUNS_FOLDER,
+    open_location,
+    open_log,
+)
 from statelog.options import Options
-from statelog.reading.source import find_operators
+from statelog.reading.source import open_query
 from statelog.storage import ObjectInfo, Store
-from statelog.storage.links import split_link
 from statelog.storage.wrapper import StoreWrapper
 
 
@@ -56,35 +61,23 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
     StorageError
         If the store cannot be read.
     """
-    store = open_location(location)
-    found = [
-        info
-        for operator in operators_of(store)
-        for info in _orphans_of(store, operator, min_age_s, clock or SystemClock())
-    ]
-    return sorted(found, key=lambda info: info.name)
-
-
-def _orphans_of(store: Store, operator: str, min_age_s: float, clock: Clock) -> list[ObjectInfo]:
-    entries = open_log(store, operator, Options(), clock).read()
-    history = History(entries)
+    store, clock = open_location(location), clock or SystemClock()
+    entries = open_log(store, Options(), clock).read()
+    query = QueryHistory(entries)
     next_epoch = 1 + max((entry.epoch for entry in entries), default=0)
-    names = set(find_orphans(store, operator, history, epoch=next_epoch, run_id="", min_age_s=min_age_s, clock=clock))
+    names = set(find_orphans(store, query, epoch=next_epoch, run_id="", min_age_s=min_age_s, clock=clock))
     now_s = clock.now_s()
-    pinned, _ = _read_pins(store, operator, now_s)
-    first, needed = _log_start(entries), history.object_names() | pinned
-    folder = f"{operator}/{LOG_FOLDER}/"
-    return [
-        info
-        for info in store.list(f"{operator}/")
-        if (info.name in names and info.name not in pinned)
-        or (
-            (match := LOG_FILE.fullmatch(info.name.removeprefix(folder)))
-            and int(match[1]) < first
-            and info.name not in needed
-            and now_s - info.modified_s >= min_age_s
-        )
-    ]
+    pinned, _ = _read_pins(store, now_s)
+    first, needed = _log_start(entries), query.object_names() | pinned
+
+    def is_orphan(info: ObjectInfo) -> bool:
+        if info.name in names:
+            return info.name not in pinned
+        match = LOG_FILE.fullmatch(info.name.removeprefix(f"{LOG_FOLDER}/"))
+        is_old = match is not None and int(match[1]) < first and now_s - info.modified_s >= min_age_s
+        return is_old and info.name not in needed
+
+    return sorted(filter(is_orphan, store.list()), key=lambda info: info.name)
 
 
 def delete_orphans(
@@ -136,63 +129,59 @@ def delete_orphans(
     [ObjectInfo(name='main/changes/3/0/17-204-1f0c-0.run', size_bytes=81920, modified_s=1780000000.0)]
     """
     clock = clock or SystemClock()
-    operators = find_operators(str(location))
-    found = [(store, root, _deletable(store, root, min_age_s, clock, release)) for store, _, root in operators]
+    store = open_query(str(location)).store
+    found = _deletable(store, min_age_s, clock, release)
     if not dry_run:
-        for store, root, infos in found:
-            _delete(store, root, [info.name for info in infos])
-    return sorted((info for _, _, infos in found for info in infos), key=lambda info: info.name)
+        _delete(store, [info.name for info in found])
+    return found
 
 
-def _delete(store: Store, root: str, names: Sequence[str]) -> None:
-    """Delete an operator's objects; log files one after the other, as a claim may go only after the file before it."""
-    log = f"{root}/{LOG_FOLDER}/"
+def _delete(store: Store, names: Sequence[str]) -> None:
+    """Delete objects; log files one after the other, as a claim may go only after the file before it."""
+    log = f"{LOG_FOLDER}/"
     store.delete([name for name in names if not name.startswith(log)])
     for name in names:
         if name.startswith(log):
             store.delete([name])
 
 
-def _deletable(store: Store, root: str, min_age_s: float, clock: Clock, release: bool) -> list[ObjectInfo]:
-    """The objects of an operator that may be deleted, sorted by name."""
+def _deletable(store: Store, min_age_s: float, clock: Clock, release: bool) -> list[ObjectInfo]:
+    """The objects of a query that may be deleted, sorted by name."""
     # The order matters: an object that was listed is judged by a later log, and by pins listed later still.
-    listed = store.list(f"{root}/")
-    entries = open_log(store, root, Options(), clock).read()
-    before = _before_newest(store, root, entries, clock)
+    listed = store.list()
+    entries = open_log(store, Options(), clock).read()
+    before = _before_newest(store, entries, clock)
     now_s = clock.now_s()
     released_until_s = now_s - min_age_s if release else None
-    pinned, expired = _read_pins(store, root, now_s, released_until_s)
-    kept = pinned | History(entries).object_names() | History(before).object_names()
-    fenced = _Fenced(root, entries)
+    pinned, expired = _read_pins(store, now_s, released_until_s)
+    kept = pinned | QueryHistory(entries).object_names() | QueryHistory(before).object_names()
+    fenced = _Fenced(entries)
 
     def may_go(info: ObjectInfo) -> bool:
         return info.name not in kept and now_s - info.modified_s >= min_age_s
 
     found = [*expired, *(info for info in listed if fenced.has_written(info.name) and may_go(info))]
-    first_needed = min(_log_start(entries), _log_start(before))
-    found += _log_files(listed, f"{root}/{LOG_FOLDER}/", first_needed, may_go)
+    found += _log_files(listed, min(_log_start(entries), _log_start(before)), may_go)
     return sorted(found, key=lambda info: info.name)
 
 
-def _read_pins(
-    store: Store, root: str, now_s: float, released_until_s: float | None = None
-) -> tuple[set[str], list[ObjectInfo]]:
+def _read_pins(store: Store, now_s: float, released_until_s: float | None = None) -> tuple[set[str], list[ObjectInfo]]:
     """All objects that standing pins name, and the pins that have expired.
 
     With `released_until_s` also the pins, made until then, of branches that are gone.
     """
     pinned: set[str] = set()
     expired: list[ObjectInfo] = []
-    for info in store.list(f"{root}/{PINS_FOLDER}/"):
+    for info in store.list(f"{PINS_FOLDER}/"):
         try:
             pin = read_pin(store, info.name)
         except StorageError:
             raise
         except StatelogError as error:
             raise CorruptionError(
-                f"Nothing can be deleted, because nobody knows what a pin keeps: {error.message}",
+                f"Nothing can be deleted, because a pin cannot be read: {error.message}",
                 kind=error.kind,
-                hint=f"{error.hint} If nobody needs what it keeps, remove it: statelog unpin LOCATION {info.name}",
+                hint=f"{error.hint} If what it keeps is not needed, remove it: statelog unpin LOCATION {info.name}",
             ) from error
         if pin is None:
             continue
@@ -205,27 +194,25 @@ def _read_pins(
 
 
 def _is_gone(branch: str, pin: str) -> bool:
-    """Whether a pin is that of a branch that does not rely on it, or not any more."""
+    """Whether a pin is that of a branch that does not need it, or not any more: its newest entry does not name it."""
     if not branch:
         return False
-    location, root = split_link(branch)
-    parent = read_parent(open_location(location), root)
-    return parent is None or parent.pin != pin
+    latest = read_history(open_location(branch)).latest
+    return latest is None or latest.parent is None or latest.parent.pin != pin
 
 
-def _before_newest(store: Store, root: str, entries: Sequence[Entry], clock: Clock) -> list[Entry]:
+def _before_newest(store: Store, entries: Sequence[Entry], clock: Clock) -> list[Entry]:
     """The log as it was before its newest checkpoint.
 
     That one may not last: a claim may come to end the log before it, and a crash of the machine to lose it. Then what
     it gave up or replaced counts again.
     """
-    checkpoints = [entry for entry in entries if isinstance(entry, Checkpoint)]
+    checkpoints = [entry for entry in entries if isinstance(entry, QueryCheckpoint)]
     if not checkpoints:
         return []
     newest = checkpoints[-1]
-    earlier = _EarlierLog(store, f"{root}/{LOG_FOLDER}/", newest.number, newest.offset)
     try:
-        return open_log(earlier, root, Options(), clock).read()
+        return open_log(_EarlierLog(store, newest.number, newest.offset), Options(), clock).read()
     except CorruptionError:
         # Its files are gone. Whoever has deleted them knows that the newest checkpoint lasts.
         return list(checkpoints[:-1])
@@ -234,9 +221,9 @@ def _before_newest(store: Store, root: str, entries: Sequence[Entry], clock: Clo
 class _EarlierLog(StoreWrapper):
     """A store for reading a log that ends at an offset of one of its files."""
 
-    def __init__(self, inner: Store, folder: str, number: int, offset: int) -> None:
+    def __init__(self, inner: Store, number: int, offset: int) -> None:
         super().__init__(inner)
-        self._last = f"{folder}{base_name(number)}"
+        self._last = f"{LOG_FOLDER}/{base_name(number)}"
         self._end = offset
 
     def size_bytes(self, name: str) -> int:
@@ -250,17 +237,19 @@ class _EarlierLog(StoreWrapper):
 
 def _log_start(entries: Iterable[Entry]) -> int:
     """The first log file that the newest checkpoint needs; 0 without one."""
-    return next((entry.log_start for entry in reversed([*entries]) if isinstance(entry, Checkpoint)), 0)
+    return next((entry.log_start for entry in reversed([*entries]) if isinstance(entry, QueryCheckpoint)), 0)
 
 
 def _log_files(
-    listed: Iterable[ObjectInfo], folder: str, first_needed: int, may_go: Callable[[ObjectInfo], bool]
+    listed: Iterable[ObjectInfo], first_needed: int, may_go: Callable[[ObjectInfo], bool]
 ) -> Iterator[ObjectInfo]:
     """The log files that may go: those before a number, up to the first that has to stay.
 
     Later ones may be claims, which stay as long as the file before them: it tells a frozen driver that it is fenced.
     """
-    numbered = [(match, info) for info in listed if (match := LOG_FILE.fullmatch(info.name.removeprefix(folder)))]
+    numbered = [
+        (match, info) for info in listed if (match := LOG_FILE.fullmatch(info.name.removeprefix(f"{LOG_FOLDER}/")))
+    ]
     for match, info in numbered:
         if int(match[1]) >= first_needed or not may_go(info):
             return
@@ -274,9 +263,8 @@ class _Fenced:
     Before it writes a checkpoint it has.
     """
 
-    def __init__(self, root: str, entries: Sequence[Entry]) -> None:
-        self._root = root
-        self._epoch = max((entry.epoch for entry in entries if isinstance(entry, Checkpoint)), default=0)
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._epoch = max((entry.epoch for entry in entries if isinstance(entry, QueryCheckpoint)), default=0)
         runs = [(entry.run_id, entry.epoch) for entry in entries if not isinstance(entry, Fence)]
         # A start may claim more than once.
         live = {run for run, epoch in runs if epoch >= self._epoch}
@@ -284,13 +272,12 @@ class _Fenced:
 
     def has_written(self, name: str) -> bool:
         """Whether one of these starts has written an object, so that no later entry can reference it anew."""
-        folder, _, rest = name.removeprefix(f"{self._root}/").partition("/")
-        first, _, rest = rest.partition("/")
-        if folder == INITIAL_FOLDER:
-            return first in self._runs
-        if folder not in (CHANGES_FOLDER, RUNS_FOLDER) or not first.isdecimal():
-            return False
-        if int(first) == 0:
-            # Written before the start had an epoch: <run>-<attempt>.run
-            return rest.rpartition("/")[2].rpartition("-")[0] in self._runs
-        return int(first) < self._epoch
+        match name.split("/"):
+            case [_, folder, run, _] if folder == INITIAL_FOLDER:
+                return run in self._runs
+            case [_, folder, epoch, _, *rest] if folder in (CHANGES_FOLDER, RUNS_FOLDER) and epoch.isdecimal():
+                if int(epoch) == 0:
+                    # Written before the start had an epoch: <run>-<attempt>.run
+                    return bool(rest) and rest[-1].rpartition("-")[0] in self._runs
+                return int(epoch) < self._epoch
+        return False

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from statelog.checkpoint.parent import Parent, read_parent
-from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
-from statelog.clock import SystemClock
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.log.entry import QueryOperators
-from statelog.log.open import open_location
-from statelog.options import Options
-from statelog.savepoints.branch import branch_operator
-from statelog.savepoints.load import RestoreTarget
-from statelog.savepoints.stopped import StoppedQuery
-from statelog.spark.checkpoint_location import open_checkpoint, read_logs
+from statelog.savepoints.stopped import News
+from statelog.spark.checkpoint_location import open_checkpoint, read_query
 from statelog.spark.checks import checked_uid
-from statelog.storage import Store
-from statelog.storage.names import name_part
-from statelog.streams.branch import hold_for_branch
-from statelog.streams.forget import give_up
 
 _RUN: Final = "rename"
-"""The run id of the first entries; no start of a query has it."""
+"""The run id of the claim; no start of a query has it."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +29,22 @@ class Renamed:
     former_uid : str
         The old one.
     batch : int
-        The checkpoint that the operator goes on from.
+        The query's newest checkpoint.
     folder : str
-        The operator's new folder. Until all state is materialized anew, it needs objects of the old one.
-    former_folder : str
-        The old folder. Once the query has run, ``gc`` deletes the objects there that are not needed any more.
+        The operator's folder, which stays as it is.
     """
 
     uid: str
     former_uid: str
     batch: int
     folder: str
-    former_folder: str
 
 
 def rename(checkpoint_location: str | Path, uid: str, new_uid: str, *, location: str | None = None) -> Renamed:
     """Give an operator of a stopped query another uid, for a program that names it so from now on.
 
-    The state is not copied: this takes seconds for state of any size. The operator keeps its newest checkpoint that
-    Spark has committed, and no older one. An interrupted call is to be repeated.
+    This is one entry in the query's log: no state is copied, and all checkpoints of the operator have the new name from
+    then on. A query that still runs loses the log and fails.
 
     Parameters
     ----------
@@ -69,7 +54,7 @@ def rename(checkpoint_location: str | Path, uid: str, new_uid: str, *, location:
     uid, new_uid : str
         The operator's uid, and its new one, which no operator of the query has.
     location : str, optional
-        The operators' location, if the query gives them one.
+        The location of the state, if the query's operators were given one.
 
     Returns
     -------
@@ -79,8 +64,6 @@ def rename(checkpoint_location: str | Path, uid: str, new_uid: str, *, location:
     ------
     ConfigurationError
         If there is no such query or operator, or the new uid is taken.
-    StateMissingError
-        If an operator lacks the checkpoint of the newest batch that Spark has committed.
     CorruptionError, StorageError
         If state cannot be read, or the location cannot be written.
 
@@ -91,67 +74,27 @@ def rename(checkpoint_location: str | Path, uid: str, new_uid: str, *, location:
     """
     checked_uid(new_uid)
     spark = open_checkpoint(str(checkpoint_location), SparkSession.getActiveSession())
-    logs = read_logs(spark, location)
-    batch, found = StoppedQuery(spark, logs).choose(None)
-    log = _operator(found, uid)
-    store, root = open_location(log.location), name_part(new_uid)
-    _clear(store, root, logs, log, new_uid)
-    pin = hold_for_branch(log, batch, log.location, new_uid)
-    clock = SystemClock()
-    target = RestoreTarget(
-        location=log.location,
-        query_id=logs.query_id,
-        run_id=_RUN,
-        batch=batch,
-        options=Options(),
-        clock=clock,
-        new_token=lambda: secrets.token_bytes(16),
-        operators=_note(log, batch, found, new_uid),
-    )
-    branch_operator(log.history, Parent(noted_location(log.location), batch, pin.name), target, uid=new_uid)
-    # Until here the operator goes on under its old uid, and the new log does not count.
-    give_up(store, log.root, logs.query_id, uid, run_id=_RUN, renamed_to=new_uid)
-    return Renamed(new_uid, uid, batch, f"{log.location}/{root}", f"{log.location}/{log.root}")
+    query = read_query(spark, location)
+    query.require_state()
+    identity, latest = _identity(query.history, uid, new_uid, query.location), query.history.latest
+    assert latest is not None, "the query has state"
+    query.claim(_RUN, lambda newest: News(renames=((_identity(newest, uid, new_uid, query.location), new_uid),)))
+    return Renamed(new_uid, uid, latest.batch, f"{query.location}/{identity}")
 
 
-def _operator(found: list[OperatorLog], uid: str) -> OperatorLog:
-    for log in found:
-        if log.uid == uid:
-            return log
-    raise ConfigurationError(
-        f"The query has no operator '{uid}'; it has {', '.join(repr(log.uid) for log in found)}.",
-        kind=ErrorKind.INVALID_OPTION,
-        hint="Pass the uid of one of these.",
-    )
-
-
-def _clear(store: Store, root: str, logs: QueryLogs, log: OperatorLog, new_uid: str) -> None:
-    """Void the log that an interrupted call has left; ConfigurationError if the new uid is another operator's."""
-    taken = logs.of(new_uid)
-    if taken is None:
-        return
-    parent = read_parent(store, root)
-    is_leftover = (
-        (taken.location, taken.root) == (log.location, root)
-        and parent is not None
-        and parent.location == noted_location(log.location)
-        and parent.pin.startswith(f"{log.root}/")
-        and taken.runs == {_RUN}
-    )
-    if not is_leftover:
+def _identity(history: QueryHistory, uid: str, new_uid: str, location: str) -> str:
+    """The operator to rename; ConfigurationError if there is none, or the new uid is another operator's."""
+    names = history.names
+    if uid not in names:
         raise ConfigurationError(
-            f"{taken.name}: the query has, or had, an operator of this uid.",
+            f"{location}: the query has no operator '{uid}'; it has {', '.join(map(repr, sorted(names))) or 'none'}.",
+            kind=ErrorKind.INVALID_OPTION,
+            hint="Pass the uid of one of these.",
+        )
+    if new_uid in names:
+        raise ConfigurationError(
+            f"{location}: the query has an operator '{new_uid}'.",
             kind=ErrorKind.OTHER_OWNER,
             hint="Choose another uid, or give that operator's state up: statelog.forget(checkpointLocation, uid).",
         )
-    give_up(store, root, logs.query_id, new_uid, run_id=_RUN)
-
-
-def _note(log: OperatorLog, batch: int, found: list[OperatorLog], new_uid: str) -> QueryOperators:
-    """The query's operators with the new uid, as the new log's entries note them."""
-    checkpoint = log.history.at(batch)
-    noted = checkpoint.operators if checkpoint else None
-    locations = dict(noted.locations) if noted else {one.uid: noted_location(one.location) for one in found}
-    place = locations.pop(log.uid, noted_location(log.location))
-    # Older than any note of a start: those that know the old uid count as long as its log does.
-    return QueryOperators(0, {**locations, new_uid: place})
+    return names[uid]

@@ -1,19 +1,22 @@
-"""Takes back Spark's commits of batches that have no checkpoint."""
+"""Takes back Spark's commits of batches that have no checkpoint, or that a user does not want."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pyspark.sql import SparkSession
 
-from statelog.checkpoint.query_operators import OperatorLog
-from statelog.checkpoint.rewind_target import RewindTarget, find_target, target_at
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
-from statelog.log.open import open_location
-from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, REWOUND, SparkCheckpoint
-from statelog.spark.checkpoint_location import open_checkpoint, read_logs
+from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, REWOUND
+from statelog.savepoints.stopped import News, StoppedQuery
+from statelog.spark.checkpoint_location import open_checkpoint, read_query
+
+_RUN: Final = "rewind"
+"""The run id of the claim; no start of a query has it."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,7 @@ class Rewound:
     moved_to : str
         The folder that has these files now; empty if there are none. You may delete it once the query runs.
     operators : list of str
-        The operators whose checkpoints decided.
-    former_operators : list of str
-        Operators that the query no longer has although the location holds their state; their checkpoints did not count.
+        The operators that the query has in that checkpoint.
     """
 
     next_batch: int
@@ -41,14 +42,12 @@ class Rewound:
     removed: list[str]
     moved_to: str
     operators: list[str]
-    former_operators: list[str]
 
 
 def rewind(
     checkpoint_location: str | Path,
     *,
     location: str | None = None,
-    operators: Sequence[str] | None = None,
     to: int | None = None,
     dry_run: bool = False,
 ) -> Rewound:
@@ -58,8 +57,10 @@ def rewind(
     restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same batch ids. If
     a sink leaves out ids that it has seen, as Spark's file sink does, set it back as well.
 
-    Nothing changes unless every operator can go on from the same batch: its checkpoint must be retained, and all of
-    the checkpoint's objects must exist. The files that Spark must forget are moved aside, not deleted.
+    Nothing changes unless the query can go on from the batch: its checkpoint must be retained, and all of the
+    checkpoint's objects must exist. Then the log notes that the query goes back, and the files that Spark must forget
+    are moved aside, not deleted. An interrupted call is to be repeated; until then the query does not start. Later
+    checkpoints can be read only through pins.
 
     Parameters
     ----------
@@ -67,13 +68,10 @@ def rewind(
         The query's checkpointLocation: a directory or a folder in an object store, or with an active session in any
         file system that Spark reaches.
     location : str, optional
-        The operators' location, if the query gave them one.
-    operators : sequence of str, optional
-        The uids of all operators that the query has. By default its newest checkpoints tell; checkpoints of older
-        versions of statelog do not always.
+        The location of the state, if the query's operators were given one.
     to : int, optional
-        The batch to go back to, whose checkpoint all operators retain: the query continues with the batch after it. By
-        default the newest that all of them have.
+        The batch to go back to, whose checkpoint is retained: the query continues with the batch after it. By default
+        the newest that Spark has committed and that has a checkpoint.
     dry_run : bool
         Report the changes without making them.
 
@@ -85,109 +83,87 @@ def rewind(
     Raises
     ------
     ConfigurationError
-        If there is no Spark checkpoint, or no state, if `operators` is needed, or if `to` is after the newest
-        checkpoint of a committed batch.
+        If there is no Spark checkpoint, or no state, or if `to` is after the newest checkpoint of a committed batch.
     StateMissingError
         If the checkpoint to go back to is no longer complete, or Spark no longer knows the input of the batches to
         repeat.
     CorruptionError
-        If a log is damaged.
+        If the log is damaged.
 
     Examples
     --------
     >>> statelog.rewind("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
     Rewound(next_batch=41, taken_back=[41], removed=['offsets/42', 'commits/41'], ...)
     """
-    query = StoppedFiles.open(checkpoint_location, location, operators)
-    return query.rewind_to(query.target.batch if to is None else to, dry_run=dry_run)
+    query = open_stopped(checkpoint_location, location)
+    return rewind_to(query, query.rewind_target() if to is None else to, dry_run=dry_run)
 
 
-@dataclass(frozen=True)
-class StoppedFiles:
-    """The files of a stopped query: Spark's own, and the checkpoints of its operators."""
-
-    spark: SparkCheckpoint
-    offsets: list[int]
-    commits: list[int]
-    target: RewindTarget
-    """The newest checkpoint to which the query can go back."""
-    target_at: Callable[[int], RewindTarget]
-    """Gives the target for an earlier batch."""
-
-    @classmethod
-    def open(
-        cls, checkpoint_location: str | Path, location: str | None, operators: Sequence[str] | None
-    ) -> StoppedFiles:
-        """Read them; takes the arguments of :func:`rewind`, and raises its errors."""
-        if operators is not None and (isinstance(operators, str) or not operators):
-            raise ConfigurationError(f"operators is {operators!r}.", hint="It must be a list of uids, or None.")
-        spark = open_checkpoint(str(checkpoint_location), SparkSession.getActiveSession())
-        offsets, commits = spark.batches(OFFSETS), spark.batches(COMMITS)
-        if not offsets:
-            raise ConfigurationError(
-                f"{spark.location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
-            )
-
-        def time_ms(batch: int) -> int | None:
-            return spark.time_ms(batch) if batch in offsets else None
-
-        logs = read_logs(spark, location)
-        newest = find_target(logs, commits, time_ms, operators)
-        if operators is not None:
-            return cls(spark, offsets, commits, newest, lambda batch: replace(newest, batch=batch))
-        return cls(spark, offsets, commits, newest, lambda batch: target_at(logs, newest, batch, time_ms))
-
-    def is_of_batch(self, log: OperatorLog, batch: int) -> bool:
-        """Whether an operator retains the checkpoint that belongs to Spark's batch."""
-        if not log.history.has_batch(batch):
-            return False
-        checkpoint = log.history.at(batch)
-        assert checkpoint is not None
-        return batch not in self.offsets or self.spark.time_ms(batch) == checkpoint.batch_time_ms
-
-    def rewind_to(self, batch: int, *, dry_run: bool) -> Rewound:
-        """Have the query go on after a batch; raises the errors of :func:`rewind`."""
-        target = self.target
-        if batch != target.batch:
-            self._require_choice(batch)
-            target = self.target_at(batch)
-        names = [log.uid for log in target.operators], [log.uid for log in target.former]
-        taken_back = [committed for committed in self.commits if committed > batch]
-        if not taken_back:
-            return Rewound(max(self.commits, default=-1) + 1, [], [], "", *names)
-        _require_input(self.spark.location, batch, self.offsets, self.commits)
-        target.require_restorable(open_location)
-        # The offsets go first: after a crash in between, Spark and the state still disagree visibly. In the other order
-        # Spark would skip a batch.
-        doomed = [f"{OFFSETS}/{offset}" for offset in reversed(self.offsets) if offset > batch + 1]
-        doomed += [f"{COMMITS}/{committed}" for committed in reversed(taken_back)]
-        aside = free_folder(self.spark.files.list(REWOUND), REWOUND)
-        if not dry_run:
-            for name in doomed:
-                self.spark.files.move(name, f"{aside}/{name}")
-        return Rewound(batch + 1, taken_back, doomed, f"{self.spark.location}/{aside}", *names)
-
-    def _require_choice(self, batch: int) -> None:
-        """Check that a user can have the query go back to a batch."""
-        newest = self.target.batch
-        if not 0 <= batch <= newest:
-            raise ConfigurationError(
-                f"The query was to go back to batch {batch}; the newest checkpoint of a batch that Spark has committed"
-                f" is {newest}.",
-                kind=ErrorKind.INVALID_OPTION,
-                hint="Pass the batch of a checkpoint that list_checkpoints shows as retained.",
-            )
-        for log in self.target.operators:
-            if log.history.has_batch(batch) and not self.is_of_batch(log, batch):
-                raise StateMissingError(
-                    f"{log.name}: its checkpoint {batch} is not of the batch {batch} that Spark has committed, which"
-                    " was repeated since.",
-                    hint="Choose another batch.",
-                )
+def open_stopped(checkpoint_location: str | Path, location: str | None) -> StoppedQuery:
+    """Read a query's files; takes the arguments of :func:`rewind`, and raises its errors."""
+    spark = open_checkpoint(str(checkpoint_location), SparkSession.getActiveSession())
+    if not spark.batches(OFFSETS):
+        raise ConfigurationError(
+            f"{spark.location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
+        )
+    return read_query(spark, location)
 
 
-def _require_input(location: str, newest: int, offsets: Sequence[int], commits: Sequence[int]) -> None:
+def rewind_to(query: StoppedQuery, batch: int, *, dry_run: bool) -> Rewound:
+    """Have a query go on after a batch; raises the errors of :func:`rewind`."""
+    spark = query.spark
+    offsets, commits = spark.batches(OFFSETS), spark.batches(COMMITS)
+    newest = query.rewind_target()
+    if batch != newest:
+        _require_choice(query, batch, newest)
+    operators = sorted(query.history.names_at(batch))
+    taken_back = [committed for committed in commits if committed > batch]
+    if not taken_back:
+        return Rewound(max(commits, default=-1) + 1, [], [], "", operators)
+    _require_input(query, batch, offsets, commits)
+    query.require_restorable(batch)
+    # The offsets go first: after a crash in between, Spark and the state still disagree visibly. In the other order
+    # Spark would skip a batch.
+    doomed = [f"{OFFSETS}/{offset}" for offset in reversed(offsets) if offset > batch + 1]
+    doomed += [f"{COMMITS}/{committed}" for committed in reversed(taken_back)]
+    aside = free_folder(spark.files.list(REWOUND), REWOUND)
+    if not dry_run:
+        query.claim(_RUN, lambda history: News(follows=_id_at(history, query, batch)))
+        for name in doomed:
+            spark.files.move(name, f"{aside}/{name}")
+    return Rewound(batch + 1, taken_back, doomed, f"{spark.location}/{aside}", operators)
+
+
+def _id_at(history: QueryHistory, query: StoppedQuery, batch: int) -> bytes:
+    """The id of the checkpoint to go back to; StateMissingError if the query has gone on since it was read."""
+    entry, meant = history.at(batch), query.history.at(batch)
+    if (entry and entry.id) != (meant and meant.id):
+        raise StateMissingError(
+            f"{query.location}: checkpoint {batch} was replaced meanwhile.", hint="Is the query running? Stop it first."
+        )
+    return b"" if entry is None else entry.id
+
+
+def _require_choice(query: StoppedQuery, batch: int, newest: int) -> None:
+    """Check that a user can have the query go back to a batch."""
+    if not 0 <= batch <= newest:
+        raise ConfigurationError(
+            f"The query was to go back to batch {batch}; the newest checkpoint of a batch that Spark has committed"
+            f" is {newest}.",
+            kind=ErrorKind.INVALID_OPTION,
+            hint="Pass the batch of a checkpoint that list_checkpoints shows as retained.",
+        )
+    if query.history.has_batch(batch) and not query.is_of_batch(batch):
+        raise StateMissingError(
+            f"{query.location}: its checkpoint {batch} is not of the batch {batch} that Spark has committed, which"
+            " was repeated since.",
+            hint="Choose another batch.",
+        )
+
+
+def _require_input(query: StoppedQuery, newest: int, offsets: list[int], commits: list[int]) -> None:
     """Check that Spark can go on after a batch, for which it reads its records of that batch and of the next one."""
+    location = query.spark.location
     if newest + 1 not in offsets:
         raise StateMissingError(
             f"{location}: the newest checkpoint of the state is {newest}, but Spark no longer knows the input of batch"

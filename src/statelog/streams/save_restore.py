@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -13,25 +12,22 @@ from typing import Any, Final, TypeVar
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.query_operators import OperatorLog, noted_location
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, StatelogError, StateMissingError
-from statelog.log.entry import QueryOperators
 from statelog.log.open import open_location
 from statelog.options import Options
 from statelog.reading.manifest import MANIFEST, Manifest, SavedOperator
 from statelog.reading.parts import RunAll, one_by_one
 from statelog.reading.scan import PART_BYTES
-from statelog.savepoints.load import RestoreTarget, restore_operator
+from statelog.savepoints.load import RestoreTarget, restore_operators
 from statelog.savepoints.save import save_operator
-from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.stopped import StoppedQuery
 from statelog.savepoints.target import begin_target, finish_target, require_apart, require_new
 from statelog.spark import internals
-from statelog.spark.checkpoint_location import open_checkpoint, read_logs, state_location
+from statelog.spark.checkpoint_location import open_checkpoint, read_query, state_location
 from statelog.spark.endpoint import known_endpoint
 from statelog.spark.registered_stores import with_stores
-from statelog.storage.names import distinct_parts, name_part
+from statelog.storage.names import distinct_parts
 
 _ATTEMPTS: Final = 5
 
@@ -97,8 +93,7 @@ def savepoint(
         A directory that does not exist or is empty, or a folder in an object store. With an active session and much
         state, the executors write the files, so they must see the directory.
     location : str, optional
-        The location of one of the operators, if the query gave all of them one; the others are found from there. Only
-        for a stopped query.
+        The location of the state, if the query's operators were given one. Only for a stopped query.
     batch : int, optional
         The retained checkpoint to save, instead of the newest one. Only for a stopped query.
 
@@ -187,25 +182,19 @@ def restore(
     state = location or state_location(spark, location)
     require_apart(spark.location, [saved_location], "The checkpointLocation")
     require_apart(state, [saved_location], "The operators' location")
-    own = [f"{state.rstrip('/')}/{name_part(operator.uid)}" for operator in manifest.operators]
-    require_apart(saved_location, [*spark.folders, *own], "The savepoint")
+    require_apart(saved_location, [*spark.folders, state], "The savepoint")
     spark.require_empty()
     query_id = str(uuid.UUID(bytes=secrets.token_bytes(16), version=4))
-    clock = SystemClock()
-    places = {operator.uid: noted_location(location) for operator in manifest.operators}
     where = RestoreTarget(
         location=state,
         query_id=query_id,
         run_id="restore",
         batch=manifest.batch,
         options=options or Options(),
-        clock=clock,
+        clock=SystemClock(),
         new_token=lambda: secrets.token_bytes(16),
-        operators=QueryOperators(int(clock.now_s() * 1000), places),
     )
-    run_all = _run_all(session)
-    for operator in manifest.operators:
-        restore_operator(operator, saved_location, where, run_all)
+    restore_operators(manifest.operators, saved_location, where, _run_all(session))
     spark.restore(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
     if claim:
         # The manifest goes first, so that the remains of a crash are not taken for a savepoint.
@@ -222,10 +211,9 @@ def save_stopped(
 ) -> Savepoint:
     """Save a stopped query; the tables are written in parts of about `part_bytes` of stored state."""
     session = SparkSession.getActiveSession()
-    spark = open_checkpoint(checkpoint, session)
-    logs = read_logs(spark, location)
-    chosen, operators = StoppedQuery(spark, logs).choose(batch)
-    return _write(operators, spark, chosen, logs.query_id, target, session, part_bytes)
+    query = read_query(open_checkpoint(checkpoint, session), location)
+    chosen = query.choose(batch)
+    return _write(query, chosen, target, session, part_bytes)
 
 
 def _save_running(query: StreamingQuery, target: str) -> Savepoint:
@@ -234,64 +222,60 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
             f"Query {query.id} is not running any more.", hint="Pass its checkpointLocation instead of the query."
         )
     endpoint = known_endpoint()
-    operators = [] if endpoint is None else endpoint.operators_of(query)
-    if not operators:
+    running = None if endpoint is None else endpoint.running_query(query)
+    if running is None:
         raise ConfigurationError(
             f"Query {query.id} has no operators of statelog.",
             hint="A savepoint holds the state of statelog's operators.",
         )
-    session = operators[0].session
-    spark = open_checkpoint(internals.checkpoint_location(query), session)
+    spark = open_checkpoint(internals.checkpoint_location(query), running.session)
     for _ in range(_ATTEMPTS):
         committed = spark.committed()
         if not committed:
             break
-        with ExitStack() as held:
-            found = [
-                OperatorLog(operator.uid, operator.location, operator.root, history)
-                for operator in operators
-                if (history := held.enter_context(operator.coordinator.holding(committed[-1]))) is not None
-            ]
-            if len(found) == len(operators):
-                return _write(found, spark, committed[-1], str(query.id), target, session)
+        with running.coordinator.holding(committed[-1]) as history:
+            if history is not None:
+                store = open_location(running.location)
+                held = StoppedQuery(spark, str(query.id), store, running.location, history)
+                return _write(held, committed[-1], target, running.session)
         # So many batches have passed meanwhile that the checkpoint is no longer retained; try a newer one.
     raise StateMissingError(
-        f"Query {query.id}: there is no batch yet that Spark has committed and all operators have a checkpoint of.",
+        f"Query {query.id}: there is no batch yet that Spark has committed and that has a checkpoint.",
         hint="Try again after the next batch.",
     )
 
 
 def _write(
-    found: Sequence[OperatorLog],
-    spark: SparkCheckpoint,
+    query: StoppedQuery,
     batch: int,
-    query_id: str,
     target: str,
     session: SparkSession | None,
     part_bytes: int = PART_BYTES,
 ) -> Savepoint:
+    spark = query.spark
     spark.require_no_other_state()
-    require_apart(target, [*spark.folders, *(f"{log.location}/{log.root}" for log in found)], "The savepoint")
+    require_apart(target, [*spark.folders, query.location], "The savepoint")
     offsets, commits = spark.offsets(batch), spark.commits(batch)
     store = open_location(target)
     begin_target(store, target, secrets.token_bytes(16))
     run_all = _run_all(session)
-    folders = distinct_parts(log.uid for log in found)
+    names = query.history.names_at(batch)
+    folders = distinct_parts(names)
     operators: list[SavedOperator] = [
         save_operator(
-            log.history,
+            query.history.histories[identity],
             batch,
-            folders[log.uid],
-            location=log.location,
+            folders[uid],
+            location=query.location,
             target=target,
             run_all=run_all,
             part_bytes=part_bytes,
         )
-        for log in found
+        for uid, identity in sorted(names.items())
     ]
     manifest = Manifest(
         batch=batch,
-        query_id=query_id,
+        query_id=query.query_id,
         taken_ms=int(SystemClock().now_s() * 1000),
         offsets=offsets,
         commits=commits,
@@ -301,7 +285,7 @@ def _write(
     manifest.write(store)
     finish_target(store)
     rows = {one.uid: {state.schema.name: state.rows for state in one.states} for one in operators}
-    return Savepoint(target, batch, query_id, rows)
+    return Savepoint(target, batch, query.query_id, rows)
 
 
 # ---- Parallel work ----

@@ -21,7 +21,7 @@ from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
-from statelog.log.entry import QueryOperators, Settings
+from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.operator import KeyedOperator, KeyedRows
 from statelog.operators.keyed.timers import timer_descriptor
@@ -60,8 +60,6 @@ class LocalKeyedOperator:
     """States of earlier versions that the processor deletes."""
     initial: KeyedRows | None = None
     """The rows of the initial state."""
-    operators: QueryOperators | None = None
-    """The query's operators, as checkpoints note them."""
     settings: Settings = field(default_factory=dict)
     """The settings that the state depends on."""
 
@@ -80,7 +78,6 @@ class LocalKeyedOperator:
             _stored_states(operator),
             self.watermark,
             self.deleted,
-            self.operators,
             self.settings,
         )
 

@@ -25,6 +25,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ping, Reply, Request, TaskId, Tick
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.errors import ConfigurationError, StorageError
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.numbered import NumberedLog
@@ -32,6 +33,7 @@ from statelog.log.open import open_log
 from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, RestoreProgress, Step
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
+from statelog.storage.names import name_part
 from statelog.testing.clock import ManualClock
 
 _MAX_FAILURES: Final = 4
@@ -154,7 +156,7 @@ class LocalQuery:
         self.first_batch = -1
         self.coordinator: Coordinator
         self.directory = directory
-        self.keeps: Callable[[History], bool] = lambda history: False
+        self.keeps: Callable[[QueryHistory], bool] = lambda history: False
         """Whether the next start keeps the stored checkpoint of its first batch; tests may replace it."""
         self.place: Callable[[int], int] = lambda subtask: 0
         """The host of a subtask's next attempt, from 0; tests may replace it. Files stay on their host."""
@@ -187,8 +189,13 @@ class LocalQuery:
         return f"instance-{self.runs}"
 
     def open_log(self, store: Store) -> NumberedLog:
-        """The operator's log in a store."""
-        return open_log(store, self.operator.uid, self.options, self.clock)
+        """The query's log in a store."""
+        return open_log(store, self.options, self.clock)
+
+    @property
+    def identity(self) -> str:
+        """The operator's identity in the current start."""
+        return self.coordinator.operator(self.operator.uid).identity
 
     def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
         """Start the query, as a new driver process would; without `keep_local` its hosts have no local files."""
@@ -199,11 +206,11 @@ class LocalQuery:
         self.parallelism = parallelism
         self.first_batch = first_batch
         store = self._opened(self.location)
+        config = self.operator.config_of(self.query_id, self.run_id, parallelism)
         coordinator = Coordinator(
-            self.operator.config_of(self.query_id, self.run_id, parallelism),
+            [replace(config, options=self.options, instance=self.instance)],
             store=store,
             location=self.location,
-            root=self.operator.uid,
             log=self.open_log(store),
             options=self.options,
             clock=self.clock,
@@ -214,10 +221,8 @@ class LocalQuery:
             slots=2,
             merge_policy=self.policy,
         )
-        begins = coordinator.begins_at(first_batch)
-        coordinator.open(first_batch, keeps=self.keeps)
-        if begins and coordinator.kept_batch is None:
-            coordinator.offer_initial_state(self._store_initial_state(store))
+        rows = {uid: self._store_initial_state(store) for uid in coordinator.beginning(first_batch)}
+        coordinator.open(first_batch, initial_rows=rows, keeps=self.keeps)
         self.coordinator = coordinator
 
     def new_token(self) -> bytes:
@@ -231,7 +236,7 @@ class LocalQuery:
     def _store_initial_state(self, store: Store) -> list[str]:
         names: list[str] = []
         for subtask, data in enumerate(self.operator.initial_objects(self.parallelism)):
-            names.append(f"{self.operator.uid}/initial/{self.runs}-{subtask}.arrow" if data else "")
+            names.append(f"{name_part(self.operator.uid)}/initial/{self.run_id}/{subtask}.arrow" if data else "")
             if data:
                 store.put(names[-1], data)
         return names
@@ -249,7 +254,7 @@ class LocalQuery:
                 options=self.options,
                 call=self.call,
                 memory=workers[self.attempts % len(workers)],
-                local=self.local_of(host) / str(self.parallelism) / str(subtask),
+                local_of=lambda identity: self.local_of(host) / identity / str(self.parallelism) / str(subtask),
                 open_store=self._opened,
                 clock=self.clock,
                 token=f"{self.run_id}-{self.attempts}",
@@ -413,9 +418,10 @@ class MicroBatches:
     # ---- Durable state ----
 
     def history(self) -> History:
-        """The checkpoints in the log."""
+        """The operator's checkpoints in the log."""
         with closing(LocalStore(self.query.location)) as store:
-            return History(self.query.open_log(store).read())
+            found = QueryHistory(self.query.open_log(store).read())
+        return found.of(self.query.operator.uid) or History()
 
     def snapshot(self) -> Snapshot:
         """Copy the query as it would outlive its processes."""
