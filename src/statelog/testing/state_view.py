@@ -146,8 +146,8 @@ def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
     latest = history.latest
     if latest is None:
         return RunsTable()
-    uid, last = query.operator.uid, latest.batch
-    genesis = digests.genesis(query.query_id, uid, 0, 1)
+    last = latest.batch
+    genesis = digests.genesis(latest.identity, 0, 1)
     directory = query.directory / "view"
     local = LocalRuns(directory)
     if len(local.local_runs()) > _LARGEST_VIEW_RUNS:

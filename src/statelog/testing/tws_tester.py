@@ -175,7 +175,8 @@ class TwsTester:
         self._take = take
         output = self._run(self._stand_ins([key] * len(times), range(len(times)), times), self._next_time())
         number = self._batches.next_batch - 1
-        if self._batches.query.coordinator.watermark_advances(number):
+        query = self._batches.query
+        if query.coordinator.watermark_advances(query.operator.uid, number):
             output += self._run(self._stand_ins(), self._next_time())
         return output
 
