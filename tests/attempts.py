@@ -23,7 +23,7 @@ def make_attempt(local: Path, batch: int = 1, **given: Any) -> Attempt:
             "options": Options(),
             "call": _refuse,
             "memory": WorkerMemory(),
-            "local": local,
+            "local_of": lambda identity: local,
             "open_store": LocalStore,
             "clock": ManualClock(),
             "token": "token",

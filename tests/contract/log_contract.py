@@ -11,33 +11,40 @@ from functools import partial
 from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from statelog.errors import CorruptionError, FencedError, StorageError
-from statelog.log.entry import Checkpoint, Claim, Entry
+from statelog.log.entry import Claim, Entry, EntryPlace, FrameReader, QueryCheckpoint, Section
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef
 from statelog.storage.store import Store
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
+from tests.entries import segments_in, unplaced
 
-PREFIX = "operator/log"
+PREFIX = "query/log"
 
 
 def make_claim(run: str) -> Callable[[int], Claim]:
     """Return a function that makes the claim of a start, given the epoch; `run` is the start's run id."""
-    return lambda epoch: Claim(epoch, "query", run, "uid", f"{run}-{epoch}".encode(), 0)
+    return lambda epoch: Claim(epoch, "query", run, f"{run}-{epoch}".encode(), 0)
 
 
-def make_checkpoint(run: str, epoch: int, batch: int, token: str = "") -> tuple[Checkpoint, list[bytes]]:
-    """Make a checkpoint of two subtasks, with its payload; its content depends on all arguments."""
+def make_checkpoint(run: str, epoch: int, batch: int, token: str = "") -> tuple[QueryCheckpoint, list[bytes]]:
+    """Make a checkpoint of two operators, with its payload; its content depends on all arguments."""
     text = f"{run} {epoch} {batch} {token}".encode()
     payload = [text, b"\0" * 40 + text]
-    segments = [
-        SegmentRef(0, 10, b"sum", 0, len(payload[0]), 1, 1),
-        SegmentRef(1, 11, b"sum", len(payload[0]), len(payload[1]), 1, 1),
+    sections = [
+        Section("a-1", "a", 1, [SegmentRef(0, 10, b"sum", 0, len(payload[0]), 1, 1)], b"k", [], 0),
+        Section("b-2", "b", 1, [SegmentRef(0, 11, b"sum", len(payload[0]), len(payload[1]), 1, 1)], b"k", [], 0),
     ]
-    checkpoint = Checkpoint(epoch, batch, 0, "query", run, "uid", 2, segments, b"k", [], 0, 0, text)
-    return checkpoint, payload
+    return QueryCheckpoint(epoch, batch, 0, text, b"", "query", run, text, 0, sections), payload
+
+
+def one_section(segments: list[SegmentRef]) -> QueryCheckpoint:
+    """Make the first checkpoint of a query with one operator, which has a subtask for each segment."""
+    section = Section("a-1", "a", len(segments), segments, b"k", [], 0)
+    return QueryCheckpoint(1, 0, 0, b"t", b"", "query", "a", b"t", 0, [section])
 
 
 class Action:
@@ -103,18 +110,37 @@ class LogContract:
         return open_log
 
     def test_read_before_the_first_claim(self, open_log: Callable[..., NumberedLog]) -> None:
-        assert open_log().read() == []
+        assert read(open_log()) == []
 
     def test_what_was_appended_is_read(self, open_log: Callable[..., NumberedLog]) -> None:
         log = open_log()
-        assert log.claim(make_claim("a")) == []
+        assert claim_for(log, "a") == []
         written = [log.append(*make_checkpoint("a", 1, batch)) for batch in range(3)]
-        assert open_log().read() == [make_claim("a")(1), *written]
+        assert read(open_log()) == [make_claim("a")(1), *written]
         log.close()
         other = open_log()
-        assert other.claim(make_claim("b")) == [make_claim("a")(1), *written]
+        assert claim_for(other, "b") == [make_claim("a")(1), *written]
         more = other.append(*make_checkpoint("b", 2, 3))
-        assert open_log().read() == [make_claim("a")(1), *written, make_claim("b")(2), more]
+        assert read(open_log()) == [make_claim("a")(1), *written, make_claim("b")(2), more]
+
+    def test_claims_and_checkpoints_know_their_files(
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
+    ) -> None:
+        for epoch, run in enumerate("abc", 1):
+            log = open_log()
+            log.claim(make_claim(run))
+            claimed = log.number
+            written = [log.append(*make_checkpoint(run, epoch, batch)) for batch in range(2)]
+            log.close()
+            found = open_log().read()[-3:]
+            assert found == [replace(make_claim(run)(epoch), number=claimed), *written]
+            assert EntryPlace(claimed, 0) < written[0].place < written[1].place
+            for entry in written:
+                name = log.name_of(entry.number)
+                reader = FrameReader(open_store(), name, entry.number)
+                frame = reader.frame_at(entry.offset, open_store().size_bytes(name))
+                assert frame is not None
+                assert frame.entry == entry
 
     def test_segments_are_where_they_say(
         self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
@@ -124,15 +150,14 @@ class LogContract:
         for batch in range(3):
             entry, payload = make_checkpoint("a", 1, batch)
             placed = log.append(entry, payload)
-            assert [read_segment(open_store(), segment) for segment in placed.segments] == payload
+            assert [read_segment(open_store(), segment) for segment in segments_in(placed)] == payload
 
     def test_segments_elsewhere_stay_where_they_are(self, open_log: Callable[..., NumberedLog]) -> None:
         log = open_log()
         log.claim(make_claim("a"))
-        elsewhere = SegmentRef(0, 10, b"sum", 7, 5, 1, 1, "operator/changes/1/0/x")
-        entry = Checkpoint(1, 0, 0, "query", "a", "uid", 1, [elsewhere], b"k", [], 0, 0, b"t")
-        assert log.append(entry, []).segments == [elsewhere]
-        assert checkpoints(open_log().read())[0].segments == [elsewhere]
+        elsewhere = SegmentRef(0, 10, b"sum", 7, 5, 1, 1, "operator-1/changes/1/0/x")
+        assert segments_in(log.append(one_section([elsewhere]), [])) == [elsewhere]
+        assert segments_in(checkpoints(read(open_log()))[0]) == [elsewhere]
 
     def test_large_index_and_payload(
         self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
@@ -141,27 +166,26 @@ class LogContract:
         log.claim(make_claim("a"))
         payload = [bytes([subtask % 256]) * 100 for subtask in range(3000)]
         segments = [SegmentRef(n, n, b"s" * 16, 100 * n, 100, 1, 1) for n in range(3000)]
-        entry = Checkpoint(1, 0, 0, "query", "a", "uid", 3000, segments, b"k", [], 0, 0, b"t")
-        placed = log.append(entry, payload)
+        placed = log.append(one_section(segments), payload)
         after = log.append(*make_checkpoint("a", 1, 1))
-        assert checkpoints(open_log().read()) == [placed, after]
-        assert read_segment(open_store(), placed.segments[2999]) == payload[2999]
+        assert checkpoints(read(open_log())) == [placed, after]
+        assert read_segment(open_store(), segments_in(placed)[2999]) == payload[2999]
 
     def test_the_older_writer_is_fenced(self, open_log: Callable[..., NumberedLog]) -> None:
         older, newer = open_log(), open_log()
         older.claim(make_claim("a"))
         first = older.append(*make_checkpoint("a", 1, 0))
-        seen = newer.claim(make_claim("b"))
+        seen = claim_for(newer, "b")
         assert seen == [make_claim("a")(1), first]
         for _ in range(2):
-            with pytest.raises(FencedError, match=r"epoch 1 .*operator/log.*Stop this driver"):
+            with pytest.raises(FencedError, match=r"epoch 1 .*query/log.*Stop this driver"):
                 older.append(*make_checkpoint("a", 1, 1))
         second = newer.append(*make_checkpoint("b", 2, 1))
         expected = [*seen, make_claim("b")(2), second]
-        assert open_log().read() == expected
+        assert read(open_log()) == expected
         older.close()
         newer.close()
-        assert open_log().read() == expected
+        assert read(open_log()) == expected
 
     def test_only_a_claimed_open_log_can_be_appended_to(self, open_log: Callable[..., NumberedLog]) -> None:
         log = open_log()
@@ -172,7 +196,7 @@ class LogContract:
         log.close()
         with pytest.raises(FencedError):
             log.append(*make_checkpoint("a", 1, 1))
-        assert len(log.claim(make_claim("a"))) == 2
+        assert len(claim_for(log, "a")) == 2
         log.append(*make_checkpoint("a", 2, 1))
 
     def test_close_leaves_nothing_of_a_lonely_claim(
@@ -184,21 +208,21 @@ class LogContract:
         log.close()
         assert open_store().list() == []
         log = open_log()
-        assert log.claim(make_claim("b")) == []
+        assert claim_for(log, "b") == []
         log.append(*make_checkpoint("b", 1, 0))
-        before = open_log().read()
+        before = read(open_log())
         log.close()
         lonely = open_log()
         lonely.claim(make_claim("c"))
         lonely.close()
-        assert open_log().read() == [*before, make_claim("c")(2)]
+        assert read(open_log()) == [*before, make_claim("c")(2)]
 
     def test_a_claim_between_any_two_steps_of_a_close(
         self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         for step in steps():
             newer = open_log()
-            claim = Action(partial(newer.claim, make_claim("b")))
+            claim = Action(partial(claim_for, newer, "b"))
             closing = open_log(FaultPlan.at(call=step, action=claim))
             with suppress(FencedError):
                 closing.claim(make_claim("a"))
@@ -208,7 +232,7 @@ class LogContract:
             b, a = newest_claims(open_log(), "b", "a")
             if b > a:
                 written = newer.append(*make_checkpoint("b", b, 0))
-                assert checkpoints(open_log().read()) == [written]
+                assert checkpoints(read(open_log())) == [written]
             else:
                 with pytest.raises(FencedError):
                     newer.append(*make_checkpoint("b", b, 0))
@@ -229,7 +253,7 @@ class LogContract:
             newer.claim(make_claim("b"))
             (b,) = newest_claims(open_log(), "b")
             written = newer.append(*make_checkpoint("b", b, 0))
-            assert checkpoints(open_log().read()) == [written]
+            assert checkpoints(read(open_log())) == [written]
             wipe(open_store())
 
     def test_a_claim_between_any_two_steps_of_a_writer(
@@ -237,9 +261,9 @@ class LogContract:
     ) -> None:
         for step in steps():
             newer = open_log()
-            claim = Action(partial(newer.claim, make_claim("b")))
+            claim = Action(partial(claim_for, newer, "b"))
             older = open_log(FaultPlan.at(call=step, action=claim))
-            acked: list[Checkpoint] = []
+            acked: list[QueryCheckpoint] = []
             with suppress(FencedError):
                 older.claim(make_claim("a"))
                 (epoch,) = newest_claims(open_log(), "a")
@@ -247,7 +271,7 @@ class LogContract:
                     acked.append(older.append(*make_checkpoint("a", epoch, batch)))
             if not claim.results:
                 return
-            history = open_log().read()
+            history = read(open_log())
             b, a = newest_claims(open_log(), "b", "a")
             if b > a:
                 (seen,) = claim.results
@@ -256,7 +280,7 @@ class LogContract:
                 with pytest.raises(FencedError):
                     older.append(*make_checkpoint("a", a, 3))
                 written = newer.append(*make_checkpoint("b", b, 3))
-                assert open_log().read() == [*history, written]
+                assert read(open_log()) == [*history, written]
             else:
                 assert checkpoints(history) == acked
                 assert len(acked) == 3
@@ -273,14 +297,14 @@ class LogContract:
             acked = [older.append(*make_checkpoint("a", 1, 0))]
             append = Action(partial(older.append, *make_checkpoint("a", 1, 1)))
             newer = open_log(FaultPlan.at(call=step, action=append))
-            seen = newer.claim(make_claim("b"))
+            seen = claim_for(newer, "b")
             if not append.is_called:
                 return
             acked += append.results
             assert checkpoints(seen)[: len(acked)] == acked
             with pytest.raises(FencedError):
                 older.append(*make_checkpoint("a", 1, 2))
-            assert open_log().read() == [*seen, make_claim("b")(2)]
+            assert read(open_log()) == [*seen, make_claim("b")(2)]
             wipe(open_store())
 
     def test_a_claim_and_an_append_between_any_two_steps_of_a_claim(
@@ -293,7 +317,7 @@ class LogContract:
             append = Action(partial(oldest.append, *make_checkpoint("a", 1, 1)))
 
             def claim_and_append(other: NumberedLog = other, append: Action = append) -> list[Entry]:
-                seen = other.claim(make_claim("c"))
+                seen = claim_for(other, "c")
                 append()
                 return seen
 
@@ -301,7 +325,7 @@ class LogContract:
             one = open_log(FaultPlan.at(call=step, action=claim))
             seen: list[Entry] = []
             with suppress(FencedError):
-                seen = one.claim(make_claim("b"))
+                seen = claim_for(one, "b")
             if not claim.results:
                 return
             assert append.is_called
@@ -310,7 +334,7 @@ class LogContract:
             winner, run, epoch, view = (one, "b", b, seen) if b > c else (other, "c", c, claim.results[0])
             assert checkpoints(view)[:1] == [first]
             written = winner.append(*make_checkpoint(run, epoch, 1))
-            assert open_log().read() == [*view, make_claim(run)(epoch), written]
+            assert read(open_log()) == [*view, make_claim(run)(epoch), written]
             with pytest.raises(FencedError):
                 (other if winner is one else one).append(*make_checkpoint("b", 0, 1))
             wipe(open_store())
@@ -326,12 +350,12 @@ class LogContract:
     ) -> None:
         for step in steps():
             log = open_log(FaultPlan.at(call=step, when=when))
-            claim = Action(partial(log.claim, make_claim("a")))
+            claim = Action(partial(claim_for, log, "a"))
             claim()
             if not claim.results:
                 claim()
             (epoch,) = newest_claims(open_log(), "a")
-            acked: list[Checkpoint] = []
+            acked: list[QueryCheckpoint] = []
             failures = claim.calls - 1
             for batch in range(3):
                 try:
@@ -342,13 +366,13 @@ class LogContract:
                     acked.append(log.append(*make_checkpoint("a", epoch, batch, token)))
             if not failures:
                 return
-            found = checkpoints(open_log().read())
+            found = checkpoints(read(open_log()))
             assert latest_by_batch(found) == acked
             assert len(found) <= 3 + revised
             for entry in acked:
-                texts = [read_segment(open_store(), segment) for segment in entry.segments]
+                texts = [read_segment(open_store(), segment) for segment in segments_in(entry)]
                 assert texts == [entry.token, b"\0" * 40 + entry.token]
-            assert checkpoints(open_log().claim(make_claim("b"))) == found
+            assert checkpoints(claim_for(open_log(), "b")) == found
             wipe(open_store())
 
     @pytest.mark.parametrize("lost", range(1, 12))
@@ -356,7 +380,7 @@ class LogContract:
         self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store], lost: int
     ) -> None:
         for step in steps():
-            claim = Action(partial(open_log().claim, make_claim("b")))
+            claim = Action(partial(claim_for, open_log(), "b"))
             older = open_log(FaultPlan.at(call=lost, when="after"), FaultPlan.at(call=step, action=claim))
             with suppress(StorageError, FencedError):
                 older.claim(make_claim("a"))
@@ -369,9 +393,9 @@ class LogContract:
                 return
             (seen,) = claim.results
             b, a = newest_claims(open_log(), "b", "a")
-            assert open_log().read()[: len(seen)] == seen
+            assert read(open_log())[: len(seen)] == seen
             for entry in checkpoints(seen):
-                texts = [read_segment(open_store(), segment) for segment in entry.segments]
+                texts = [read_segment(open_store(), segment) for segment in segments_in(entry)]
                 assert texts == [entry.token, b"\0" * 40 + entry.token]
             if b > a:
                 acked = {entry.token for entry in append.results + revise.results}
@@ -387,21 +411,21 @@ class LogContract:
             log.append(*make_checkpoint(run, epoch, epoch))
             log.close()
         store = open_store()
-        truth = open_log().read()
+        truth = read(open_log())
         payload_bytes = {
             (segment.name, segment.offset + position)
             for entry in checkpoints(truth)
-            for segment in entry.segments
+            for segment in segments_in(entry)
             for position in range(segment.length)
         }
         for info in store.list():
             for position in range(info.size_bytes):
                 damaged = self.make_log(FlippedStore(store, info.name, position, position % 8))
                 if (info.name, position) in payload_bytes:
-                    assert damaged.read() == truth
+                    assert read(damaged) == truth
                 else:
                     with pytest.raises(CorruptionError, match=info.name):
-                        damaged.read()
+                        read(damaged)
 
     def test_a_missing_object_in_the_middle_is_found(
         self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
@@ -413,20 +437,20 @@ class LogContract:
             log.close()
         names = [info.name for info in open_store().list()]
         open_store().delete(names[:1])
-        open_log().read()
+        read(open_log())
         open_store().delete(names[2:3])
         with pytest.raises(CorruptionError, match="not"):
-            open_log().read()
+            read(open_log())
 
     def test_many_claims_in_a_row(self, open_log: Callable[..., NumberedLog]) -> None:
         expected: list[Entry] = []
         for epoch in range(1, 8):
             log = open_log()
-            assert log.claim(make_claim("a")) == expected
+            assert claim_for(log, "a") == expected
             expected.append(make_claim("a")(epoch))
             if epoch % 3:
                 expected.append(log.append(*make_checkpoint("a", epoch, epoch)))
-        assert open_log().read() == expected
+        assert read(open_log()) == expected
 
 
 def steps() -> Iterator[int]:
@@ -435,19 +459,29 @@ def steps() -> Iterator[int]:
     pytest.fail("the scenario takes more store operations than the test can have meant")
 
 
-def checkpoints(entries: list[Entry]) -> list[Checkpoint]:
+def checkpoints(entries: list[Entry]) -> list[QueryCheckpoint]:
     """Return the checkpoints among entries."""
-    return [entry for entry in entries if isinstance(entry, Checkpoint)]
+    return [entry for entry in entries if isinstance(entry, QueryCheckpoint)]
 
 
-def latest_by_batch(entries: list[Checkpoint]) -> list[Checkpoint]:
+def latest_by_batch(entries: list[QueryCheckpoint]) -> list[QueryCheckpoint]:
     """Return the last checkpoint of each batch, by batch."""
     return [entry for _, entry in sorted({entry.batch: entry for entry in entries}.items())]
 
 
+def read(log: NumberedLog) -> list[Entry]:
+    """Read a log."""
+    return unplaced(log.read())
+
+
+def claim_for(log: NumberedLog, run: str) -> list[Entry]:
+    """Claim a log for a run; return the entries before."""
+    return unplaced(log.claim(make_claim(run)))
+
+
 def newest_claims(log: NumberedLog, *runs: str) -> list[int]:
     """Return the newest epoch that each start has claimed; 0 for none."""
-    epochs = {claim.run_id: claim.epoch for claim in log.read() if isinstance(claim, Claim)}
+    epochs = {claim.run_id: claim.epoch for claim in read(log) if isinstance(claim, Claim)}
     return [epochs.get(run, 0) for run in runs]
 
 

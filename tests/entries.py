@@ -1,0 +1,49 @@
+"""Log entries as tests write them down, from the checkpoints of the operators in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from statelog.checkpoint.query_history import QueryHistory
+from statelog.log.entry import Checkpoint, Claim, Entry, QueryCheckpoint
+from statelog.log.references import SegmentRef
+
+
+def entry_of(*checkpoints: Checkpoint, **values: Any) -> QueryCheckpoint:
+    """The entry with a section for each checkpoint, which have all else in common; its id is its token."""
+    first = checkpoints[0]
+    entry = QueryCheckpoint(
+        epoch=first.epoch,
+        batch=first.batch,
+        revision=first.revision,
+        id=first.token,
+        follows=b"",
+        query_id=first.query_id,
+        run_id=first.run_id,
+        token=first.token,
+        batch_time_ms=first.batch_time_ms,
+        sections=[checkpoint.section for checkpoint in checkpoints],
+        log_start=first.log_start,
+        retained_from=first.retained_from,
+        number=first.number,
+        offset=first.offset,
+    )
+    return replace(entry, **values)
+
+
+def query_of(checkpoints: Iterable[Checkpoint]) -> QueryHistory:
+    """The history of a query whose entries have one section each."""
+    return QueryHistory(entry_of(checkpoint) for checkpoint in checkpoints)
+
+
+def segments_in(entry: QueryCheckpoint) -> list[SegmentRef]:
+    """The segments of all sections."""
+    return [segment for section in entry.sections for segment in section.segments]
+
+
+def unplaced(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries with claims as their writers made them, before a file of the log had them."""
+    return [replace(entry, number=0) if isinstance(entry, Claim) else entry for entry in entries]
