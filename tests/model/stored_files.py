@@ -1,4 +1,4 @@
-"""What an operator's location holds, compared with what its log names."""
+"""What a query's location holds, compared with what its log names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from itertools import filterfalse
 from pathlib import Path
 
 from statelog.checkpoint.history import History, Record
-from statelog.checkpoint.pins import PINS_FOLDER, read_pin
+from statelog.checkpoint.pins import read_pin
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.log.entry import Claim
 from statelog.log.numbered import NumberedLog
+from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, PINS_FOLDER, RUNS_FOLDER
 from statelog.storage import LocalStore
 from statelog.storage.links import is_link, split_link
 from statelog.testing.query import LocalQuery
@@ -21,20 +23,22 @@ def needed_objects(history: History, record: Record) -> set[str]:
     return {part.name for part in segments} | {run.name for base_range in ranges for run in base_range.runs}
 
 
-def give_up_state(log: NumberedLog, query_id: str, uid: str, renamed_to: str = "") -> None:
-    """Give up all checkpoints of an operator's log, as ``statelog.forget`` does, or ``statelog.rename``."""
-
-    def make(epoch: int) -> Claim:
-        token = f"{epoch}".rjust(16).encode()
-        return Claim(epoch, query_id, "forget", uid, token, 0, gives_up=True, renamed_to=renamed_to)
-
-    log.claim(make)
+def give_up_state(log: NumberedLog, query_id: str, uid: str) -> None:
+    """Give up the state of an operator, as ``statelog.forget`` does."""
+    identity = QueryHistory(log.read()).names[uid]
+    log.claim(lambda epoch: Claim(epoch, query_id, "forget", f"{epoch}".rjust(16).encode(), 0, ended=[identity]))
     log.close()
 
 
 def is_pin(name: str) -> bool:
     """Whether an object is a pin."""
-    return f"/{PINS_FOLDER}/" in name
+    return name.startswith(f"{PINS_FOLDER}/")
+
+
+def folder_of(name: str) -> str:
+    """The folder of an operator that an object is in; empty for one of the log, and for a pin."""
+    parts = name.split("/")
+    return parts[1] if len(parts) > 2 else ""
 
 
 def _is_linked(name: str) -> bool:
@@ -43,18 +47,19 @@ def _is_linked(name: str) -> bool:
 
 
 class StoredFiles:
-    """The objects and the checkpoints of a query's operator as they are now, read without its coordinator."""
+    """The objects and the checkpoints of a query as they are now, read without its coordinator."""
 
     def __init__(self, query: LocalQuery) -> None:
-        self._root = f"{query.operator.uid}/"
         store = LocalStore(query.location)
-        self.names = {info.name for info in store.list(self._root)}
+        self.names = {info.name for info in store.list()}
         self.entries = query.open_log(store).read()
         self._pinned = {
             name for one in self.names if is_pin(one) and (pin := read_pin(store, one)) for name in pin.objects
         }
         store.close()
-        self.history = History(self.entries)
+        self.query = QueryHistory(self.entries)
+        self.history = self.query.of(query.operator.uid) or History()
+        """Of the query's operator."""
 
     def missing(self, retained: int) -> dict[int, list[str]]:
         """For each of so many newest checkpoints the objects that are gone although it needs them, if there are any."""
@@ -66,17 +71,15 @@ class StoredFiles:
 
     @property
     def is_branch(self) -> bool:
-        """Whether the operator may need objects of its parent's."""
-        return f"{self._root}parent.json" in self.names
+        """Whether the query may need objects of its parent's."""
+        return self.query.latest is not None and self.query.latest.parent is not None
 
     @property
     def unreferenced(self) -> list[str]:
         """Objects that no entry and no pin names: changesets, materialized runs and initial rows."""
-        others = {
-            name for name in self.names if name.removeprefix(self._root).startswith(("changes/", "runs/", "initial/"))
-        }
-        return sorted(others - self._pinned - self.history.object_names())
+        others = {name for name in self.names if folder_of(name) in (CHANGES_FOLDER, RUNS_FOLDER, INITIAL_FOLDER)}
+        return sorted(others - self._pinned - self.query.object_names())
 
     def count(self, folder: str) -> int:
-        """Objects in one of the operator's folders."""
-        return sum(name.startswith(f"{self._root}{folder}/") for name in self.names)
+        """Objects in a folder of the operators."""
+        return sum(folder_of(name) == folder for name in self.names)

@@ -19,11 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from statelog import Options, Step, Ttl, Watermark
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.history import History
 from statelog.local.policy import MergePolicy
+from statelog.log.open import INITIAL_FOLDER
 from statelog.options import TABLES
 from statelog.reading.parts import one_by_one
-from statelog.savepoints.load import RestoreTarget, restore_operator
+from statelog.savepoints.load import RestoreTarget, restore_operators
 from statelog.savepoints.save import save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
@@ -46,7 +46,7 @@ from tests.model.keyed_commands import (
     write_all,
 )
 from tests.model.keyed_model import Key, Model, Row, Rules
-from tests.model.stored_files import StoredFiles, give_up_state
+from tests.model.stored_files import StoredFiles, folder_of, give_up_state
 from tests.model.stored_state import nothing_stored, stored_state
 
 keys: st.SearchStrategy[Key] = st.sampled_from([(None, None), (None, "x"), (5, None), (None, "5"), (-1, "é")])
@@ -305,7 +305,7 @@ class StateMachine(RuleBasedStateMachine):
         self.harness.restart(parallelism, keepLocal=False)
         unreferenced = StoredFiles(parts_of(self.harness).query).unreferenced
         if self.harness.batchId == self.begins_after:
-            unreferenced = [name for name in unreferenced if not name.startswith("main/initial/")]
+            unreferenced = [name for name in unreferenced if folder_of(name) != INITIAL_FOLDER]
         assert unreferenced == []
         self._check_states()
 
@@ -316,10 +316,8 @@ class StateMachine(RuleBasedStateMachine):
         query, batch = parts_of(self.harness).query, self.harness.batchId
         self.moves += 1
         target = query.directory / f"savepoint-{self.moves}"
-        store = LocalStore(query.location)
-        history = History(query.open_log(store).read())
         saved = save_operator(
-            history,
+            parts_of(self.harness).batches.history(),
             batch,
             "main",
             location=query.location,
@@ -333,7 +331,7 @@ class StateMachine(RuleBasedStateMachine):
         where = RestoreTarget(
             query.location, query.query_id, "restore", batch, query.options, query.clock, lambda: b"0123456789abcdef"
         )
-        restore_operator(saved, str(target), where, one_by_one)
+        restore_operators([saved], str(target), where, one_by_one)
         shutil.rmtree(target)
         self.harness.restart(parallelism, keepLocal=keep_local)
         self.moved_at = batch
@@ -376,8 +374,8 @@ class StateMachine(RuleBasedStateMachine):
         assert files.missing(parts_of(self.harness).query.options.retained_checkpoints) == {}
         epoch = max(entry.epoch for entry in files.entries)
         for name in files.unreferenced:
-            folder, of_epoch = name.split("/")[1:3]
-            assert folder == "initial" or int(of_epoch) >= epoch, name
+            of_epoch = name.split("/")[2]
+            assert folder_of(name) == INITIAL_FOLDER or int(of_epoch) >= epoch, name
 
     def _table(self, number: int) -> str:
         return self.tables[number % len(self.tables)]

@@ -333,6 +333,7 @@ class Coordinator:
             if not current.is_settled:
                 return current
         time = self._batch_time(task.batch)
+        self._inventory.gate.begin(self._epoch, task.batch)  # first: what the last batch has lost can go from now on
         self._batch = Batch(
             task.batch,
             time,
@@ -342,7 +343,6 @@ class Coordinator:
             },
             InlineBudget(self._options.inline_bytes(1), self._subtasks),
         )
-        self._inventory.gate.begin(self._epoch, task.batch)
         return self._batch
 
     def fetch(self, request: Fetch) -> Fetched:
