@@ -18,11 +18,12 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options
 from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
+from statelog.checkpoint.batch import AcceptedAck, BatchTime, OperatorBatch
 from statelog.checkpoint.changeset import Changeset
 from statelog.checkpoint.protocol import Ack, TaskId
+from statelog.checkpoint.query_history import read_history
 from statelog.clock import SystemClock
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import QueryCheckpoint, Section
 from statelog.log.references import SegmentRef
 from statelog.runs.writer import StateChanges
 from statelog.spark import internals
@@ -36,10 +37,10 @@ from statelog.testing.keyed import KeyedQuery
 PAGE = Path(__file__).parents[2] / "docs" / "ARCHITECTURE.md"
 VALUE = "a value that is found again in bytes"
 FIRST, LAST = "operators/keyed/changes.py", "storage/local.py"
-MOST_MODULES = 13
+MOST_MODULES = 14
 
-FORMS = (StateChanges, Changeset, SegmentRef, Ack, AcceptedAck, Batch, Checkpoint)
-"""What a changeset is on its way, besides bytes."""
+FORMS = (StateChanges, Changeset, SegmentRef, Ack, AcceptedAck)
+"""What a changeset is on its way, besides bytes, batches, sections and entries."""
 
 
 class Remember(StatefulProcessor):
@@ -61,21 +62,39 @@ def test_a_changeset_goes_the_way_that_the_page_tells(tmp_path: Path, monkeypatc
 
 
 def traced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The modules through which the changeset of a batch goes from the processor's return to the log."""
+    """The modules through which the changesets of a batch of two operators go, from the processors to the log."""
     way, ended = Way(), threading.Event()
-    query = KeyedQuery(
-        Remember(), OperatorArguments(input="user string", output="user string", keys=["user"]), Options()
-    )
-    config = query.operator.config_of("query", "run", 1)
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
-    plan = OperatorPlan(
-        "instance", session, config.uid, 1, str(directory / "state"), Options(), config.key_schema, config.states
-    )
+    queries = [
+        KeyedQuery(
+            Remember(),
+            OperatorArguments(input="user string", output="user string", keys=["user"], uid=uid),
+            Options(),
+        )
+        for uid in ("first", "second")
+    ]
+    plans: list[OperatorPlan] = []
+    for query in queries:
+        config = query.operator.config_of("query", "run", 1)
+        in_front = frozenset(plan.observation for plan in plans)
+        plans.append(
+            OperatorPlan(
+                f"instance of {config.uid}",
+                session,
+                config.uid,
+                1,
+                str(directory / "state"),
+                Options(),
+                config.key_schema,
+                config.states,
+                in_front=in_front,
+            )
+        )
     spark = {
         "when_queries_start": None,
         "find_query": SimpleNamespace(id="query", runId="run", awaitTermination=ended.wait),
         "require_synchronous_progress": None,
-        "observations": {plan.observation},
+        "observations": {plan.observation for plan in plans},
         "checkpoint_location": str(directory / "checkpoint"),
         "batch_time": BatchTime(1000, 0),
     }
@@ -83,24 +102,28 @@ def traced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(internals, name, lambda *_, answer=answer: answer)
     with way.followed():
         endpoint = Endpoint("127.0.0.1")
-        endpoint.register(plan)
+        for plan in plans:
+            endpoint.register(plan)
         client = RpcClient("127.0.0.1", endpoint.port, endpoint.secret)
-        attempt = Attempt(
-            TaskId("query", "run", config.uid, "instance", 0, 0, 1),
-            partition=0,
-            parallelism=1,
-            options=Options(compression="none"),
-            call=client.call,
-            memory=WorkerMemory(),
-            local=directory / "local" / "1" / "0",
-            open_store=LocalStore,
-            clock=SystemClock(),
-            token="token",
-        )
-        [read] = query.operator.split(query.data([("ann",)]), 1, 1000)
-        assert sum(output.num_rows for output in query.operator.task(attempt).run(read)) == 0
+        for number, (query, plan) in enumerate(zip(queries, plans, strict=True)):
+            assert not way.is_stored, "the log has an entry before all operators have acked"
+            attempt = Attempt(
+                TaskId("query", "run", plan.uid, plan.instance, 0, 0, number),
+                partition=0,
+                parallelism=1,
+                options=Options(compression="none"),
+                call=client.call,
+                memory=WorkerMemory(),
+                local_of=lambda identity: directory / "local" / identity / "1" / "0",
+                open_store=LocalStore,
+                clock=SystemClock(),
+                token=f"token-{number}",
+            )
+            [read] = query.operator.split(query.data([("ann",)]), 1, 1000)
+            assert sum(output.num_rows for output in query.operator.task(attempt).run(read)) == 0
         client.close()
     ended.set()
+    assert [len(entry.sections) for entry in read_history(LocalStore(str(directory / "state"))).entries] == [2]
     return way.modules()
 
 
@@ -162,8 +185,17 @@ def _module(frame: FrameType) -> str:
 
 
 def _is_changeset(value: object) -> bool:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return VALUE.encode() in bytes(value)
-    if isinstance(value, list | tuple):
-        return any(map(_is_changeset, value))
-    return isinstance(value, FORMS) and (not isinstance(value, Checkpoint) or bool(value.segments))
+    match value:
+        case bytes() | bytearray() | memoryview():
+            return VALUE.encode() in bytes(value)
+        case list() | tuple():
+            return any(map(_is_changeset, value))
+        case dict():
+            return any(map(_is_changeset, value.values()))
+        case Section():
+            return bool(value.segments)
+        case QueryCheckpoint():
+            return any(map(_is_changeset, value.sections))
+        case OperatorBatch():
+            return bool(value.acks)
+    return isinstance(value, FORMS)
