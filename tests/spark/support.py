@@ -202,9 +202,8 @@ class Job:
 
     @property
     def state(self) -> Path:
-        """The operator's folder."""
-        base = Path(self.location) if self.location else self.checkpoint / "statelog"
-        return base / (self.uid or "main")
+        """The location of the query's state."""
+        return Path(self.location) if self.location else self.checkpoint / "statelog"
 
     def add(self, batches: list[list[Order]]) -> Job:
         """Add input, a file per batch."""

@@ -116,7 +116,7 @@ def test_a_restore_is_shown_before_the_first_batch_is_over(spark: SparkSession, 
     assert live.last_restore is not None
     assert live.last_restore.batch == 3
     assert live.last_restore.restored_bytes == sum(
-        file.stat().st_size for file in (tmp_path / "state" / "main" / "changes").rglob("*.run") if file.stem < "3"
+        file.stat().st_size for file in (tmp_path / "state").glob("*/changes/**/*.run") if file.stem < "3"
     )
     assert "last restore of this driver: batch 3" in statelog.show(query).html
 

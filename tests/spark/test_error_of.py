@@ -70,8 +70,8 @@ def no_directory(job: Job, spark: SparkSession) -> StreamingQuery:
 def fenced(job: Job, spark: SparkSession) -> StreamingQuery:
     def save(df: DataFrame, batch: int) -> None:
         job.save(df, batch)
-        log = open_log(LocalStore(job.checkpoint / "statelog"), "main", Options(), SystemClock())
-        log.claim(lambda epoch: Claim(epoch, "query", "run", "main", bytes(16), 0))
+        log = open_log(LocalStore(job.checkpoint / "statelog"), Options(), SystemClock())
+        log.claim(lambda epoch: Claim(epoch, "query", "run", bytes(16), 0))
 
     return job.start(job.ledger(spark, 2), save)
 

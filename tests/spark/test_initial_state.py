@@ -122,7 +122,7 @@ def test_a_query_that_may_not_use_the_location_leaves_the_initial_state_there_al
         query.add(a=1)
     assert owner.run(initial, location=state)[0]["a"] == 101
     wait_until(lambda: not list(state.rglob("*.arrow")), "the rows to be removed", 60)
-    rows = state / "main" / "initial" / "another run" / "0-0.arrow"
+    rows = state / "main-0123456789abcdef" / "initial" / "another run" / "0-0.arrow"
     rows.parent.mkdir(parents=True)
     rows.write_bytes(b"of the owner")
     before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}

@@ -25,6 +25,7 @@ from statelog.local.policy import MergePolicy
 from statelog.log.entry import Checkpoint, Section
 from statelog.log.references import BaseRange, SegmentRef
 from statelog.metrics import CheckpointMetrics, Measurements, Recorded
+from statelog.runs.times import NO_TIME_MS
 
 
 class ActiveOperator:
@@ -58,6 +59,7 @@ class ActiveOperator:
         self._inventory = inventory
         self._clock = clock
         self._number = first_batch
+        self._spark_watermark_ms = NO_TIME_MS
         options = config.options
         self._seed = _seed(config, identity, first_batch - 1, given)
         self.policy = MaterializationPolicy(
@@ -77,7 +79,7 @@ class ActiveOperator:
         self.metrics = KeptMetrics(options.observer)
 
     def _history(self) -> History:
-        """The operator's checkpoints before the batch in progress; what was given stands for the one before its first."""
+        """The operator's checkpoints before the batch in progress; given state stands for the one before its first."""
         if self._number == self.begins_at:
             return self._seed
         return self._inventory.query.histories.get(self.identity, self._seed)
@@ -94,7 +96,7 @@ class ActiveOperator:
         if last is not None:
             self._views = self._views.after(last)
             self._remove_initial_rows()
-        self._number = number
+        self._number, self._spark_watermark_ms = number, time.watermark_ms
         batch = OperatorBatch(number, time.with_watermark_of(self.config.watermark, self.before))
         if last is not None:
             self._inventory.remove_lost(self.identity, last.number, last.lost, self.policy.certain(last.lost))
@@ -110,7 +112,7 @@ class ActiveOperator:
         return after_ms > checkpoint.watermark_ms
 
     def offer_initial_rows(self, objects: Sequence[str]) -> None:
-        """Give the subtasks of the operator's first batch the rows of an initial state, see :meth:`Coordinator.open`."""
+        """Give the subtasks of the operator's first batch initial rows, see :meth:`Coordinator.open`."""
         self._initial = objects
 
     def initial_of(self, subtask: int) -> str:
@@ -244,7 +246,7 @@ class ActiveOperator:
             self.identity,
             acks,
             self.before,
-            watermark_ms=batch.time.watermark_ms,
+            watermark_ms=None if batch.time.watermark_ms == self._spark_watermark_ms else batch.time.watermark_ms,
             generations=self._generations,
             base_ranges=self._given if begins else base_ranges,
             settings=self._inherited.settings,
@@ -284,6 +286,7 @@ class ActiveOperator:
             self.policy,
             self._inventory.retention,
             batch=batch.number,
+            watermark_ms=batch.time.watermark_ms,
             revision=revision,
             last_ack_s=last_ack_s,
             end_s=end_s,

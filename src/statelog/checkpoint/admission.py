@@ -152,7 +152,8 @@ def _missing(query: QueryHistory, batch: int, name: str) -> StateMissingError:
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
     hint = (
         "Was the location changed? Use the old one, or start with a new checkpointLocation. If the query has had no"
-        " operator of statelog's so far, stop it and run statelog.forget(checkpointLocation, uid): then it starts empty."
+        " operator of statelog's so far, stop it and run statelog.forget(checkpointLocation, uid): then the state"
+        " starts empty."
         + (
             " Or did the first batch run no action on the operator's output? Then run"
             " statelog.rewind(checkpointLocation)."

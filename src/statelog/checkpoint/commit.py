@@ -28,7 +28,7 @@ def compose_section(
     acks: Sequence[AcceptedAck],
     before: Checkpoint | None,
     *,
-    watermark_ms: int,
+    watermark_ms: int | None,
     generations: Mapping[str, int],
     base_ranges: Sequence[BaseRange] | None,
     settings: Settings,

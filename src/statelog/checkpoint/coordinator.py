@@ -519,6 +519,7 @@ class Coordinator:
             run_id=run.run_id,
             token=token,
             batch_time_ms=batch.time.time_ms,
+            watermark_ms=batch.time.watermark_ms,
             sections=sections,
             log_start=self._log.number if log_start is None else log_start,
             retained_from=retained_from,

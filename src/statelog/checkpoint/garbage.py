@@ -437,7 +437,7 @@ class Inventory:
         self.deleter.delete([*log_files, *released])
 
     def find_log_holder(self, oldest: int, most_bytes: float) -> None:
-        """See whether one operator alone keeps more than `most_bytes` of the log; `oldest` is that of :meth:`release`."""
+        """See whether one operator alone keeps more than `most_bytes` of the log; `oldest` as in :meth:`release`."""
         entries = self.query.entries
         self._entry_bytes = {entry.batch: self._entry_bytes.get(entry.batch, 0) for entry in entries}
         histories = self.query.histories

@@ -18,9 +18,10 @@ from statelog.storage import Store
 class HeldPin:
     """A pin that its maker renews, and removes at the end.
 
-    `operators` are the identities of the operators that it keeps; None for all of the query. `lasts_s` is None for a pin that does not expire. `since` is that of :meth:`Pin.of`; with `max_bytes` too, it is a
-    consumer's, which may need a `base`, see :meth:`Pin.of_changes`. With `is_shared` others may rely on it too.
-    `branch` is that of :class:`Pin`.
+    `operators` are the identities of the operators that it keeps; None for all of the query. `lasts_s` is None for a
+    pin that does not expire. `since` is that of :meth:`Pin.of`; with `max_bytes` too, it is a consumer's, which may
+    need a `base`, see :meth:`Pin.of_changes`. With `is_shared` others may rely on it too. `branch` is that of
+    :class:`Pin`.
 
     Making one raises PinExpiredError if the checkpoint, or the changes, are not retained any more, and StorageError if
     the store takes no pin, such as for want of the right to write.
@@ -52,7 +53,8 @@ class HeldPin:
             made = Pin.of(query, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since, operators=operators)
             self._pin = replace(made, branch=branch)
         else:
-            assert since is not None and operators is not None, "every consumer begins with some batch of one operator"
+            assert since is not None, "every consumer begins with some batch"
+            assert operators is not None, "every consumer is one operator's"
             [identity] = operators
             self._pin = Pin.of_changes(
                 query.histories[identity],
@@ -113,8 +115,8 @@ class HeldPin:
         passed_s = self._clock.monotonic_s() - made_s
         if self._lasts_s is not None and passed_s > self._lasts_s:
             raise PinExpiredError(
-                f"The pin of checkpoint {self._pin.batch} of {_names(self._pin)} lasted {self._lasts_s:g} s, and the reader has"
-                f" not asked for rows for {passed_s:.0f} s.",
+                f"The pin of checkpoint {self._pin.batch} of {_names(self._pin)} lasted {self._lasts_s:g} s, and the"
+                f" reader has not asked for rows for {passed_s:.0f} s.",
                 hint="Read the rows faster, or read from a savepoint.",
             )
 

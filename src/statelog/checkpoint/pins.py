@@ -258,7 +258,7 @@ class Pin(msgspec.Struct, frozen=True):
         return self.max_bytes is None and other.token == self.token and self.entries[0] <= other.entries[0]
 
     def history(self, store: Store, identity: str) -> History:
-        """The history of an operator's pinned checkpoint alone; CorruptionError or StorageError if it cannot be read."""
+        """The history of an operator's pinned checkpoint alone; raises CorruptionError or StorageError."""
         own = self.operator(identity)
         assert own is not None, f"the pin does not keep {identity}"
         found: list[Checkpoint] = []

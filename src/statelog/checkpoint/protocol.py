@@ -55,7 +55,7 @@ class Witness(msgspec.Struct, frozen=True, array_like=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """The state that a subtask starts a batch from: a pure function of the log before the batch, and of the operator."""
+    """The state that a subtask starts a batch from: a pure function of the log before it, and of the operator."""
 
     identity: str
     """The operator's, which names its folders and local directories."""

@@ -132,7 +132,7 @@ class QueryHistory:
         """The history as it is now."""
         copied = QueryHistory()
         copied._line = Line(list(self._line.entries), list(self._line.cuts))
-        copied._histories = {identity: history.copy() for identity, history in self._histories.items()}
+        copied._histories = {identity: history.copy() for identity, history in list(self._histories.items())}
         copied._names, copied._ended = dict(self._names), set(self._ended)
         copied.begins_empty = self.begins_empty
         return copied

@@ -108,8 +108,8 @@ class Section(msgspec.Struct, frozen=True):
     """Arrow IPC schema message of the key columns; empty if the operator is unkeyed."""
     states: list[StateSchema]
     """In order of their names."""
-    watermark_ms: int
-    """Milliseconds since the Unix epoch: Spark's watermark, unless the operator has one of its own."""
+    watermark_ms: int | None = None
+    """The operator's own watermark, milliseconds since the Unix epoch; None if it is Spark's."""
     max_event_ms: list[int | None] = []
     """The largest event time so far of each input, if the operator has a watermark of its own."""
     element_counts: list[list[int]] = []
@@ -157,7 +157,9 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     token: bytes
     """Unique per written entry."""
     batch_time_ms: int
-    """Milliseconds since the Unix epoch."""
+    """Spark's time of the batch, milliseconds since the Unix epoch."""
+    watermark_ms: int
+    """Spark's watermark in the batch, milliseconds since the Unix epoch."""
     sections: list[Section]
     """In order of the operators' uids."""
     log_start: int = 0
@@ -240,7 +242,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
             key_schema=section.key_schema,
             states=section.states,
             batch_time_ms=entry.batch_time_ms,
-            watermark_ms=section.watermark_ms,
+            watermark_ms=entry.watermark_ms if section.watermark_ms is None else section.watermark_ms,
             token=entry.token,
             max_event_ms=section.max_event_ms,
             element_counts=section.element_counts,

@@ -24,7 +24,7 @@ At: TypeAlias = int | datetime | str
 
 
 def parse_at(text: str) -> At:
-    """A checkpoint from text: a batch, a time in ISO 8601, in UTC without a zone, or a pin; ConfigurationError if none."""
+    """A checkpoint from text: a batch, a pin, or a time in ISO 8601, in UTC without a zone; else ConfigurationError."""
     if text.startswith(f"{PINS_FOLDER}/"):
         return text
     try:
@@ -91,7 +91,7 @@ class StoredQuery:
     history: QueryHistory
 
     def identities(self, uid: str | None) -> list[str]:
-        """The operators of the newest checkpoint in order of their names, or the one named `uid`; raises as :meth:`one`."""
+        """The operators of the newest checkpoint in order of their names, or only `uid`; raises as :meth:`one`."""
         if uid is not None:
             return [self.one(uid)]
         return [identity for _, identity in sorted(self.history.names.items())]
@@ -119,7 +119,7 @@ class StoredQuery:
         what = "no operator" if uid is None else f"no operator '{uid}'"
         raise ConfigurationError(
             f"{self.location} has {what}; it has {shown}.",
-            hint="Pass one of them as uid. State that was given up can be read through a pin: pass the pin's name as at=.",
+            hint="Pass one of them as uid. Given up state can be read through a pin: pass the pin's name as at=.",
         )
 
 
@@ -295,7 +295,7 @@ def open_query(location: str) -> StoredQuery:
     raise ConfigurationError(
         f"{location} holds no state: neither it nor {places_of(location)[1]} has a log.",
         kind=ErrorKind.CHECKPOINT_MISSING,
-        hint="Pass the query's checkpointLocation after its first batch, or the location that its operators were given.",
+        hint="Pass the query's checkpointLocation after its first batch, or the location of its state.",
     )
 
 

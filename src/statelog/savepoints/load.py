@@ -29,6 +29,7 @@ from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
+from statelog.runs.times import NO_TIME_MS
 from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWriter
 from statelog.storage import Store
 
@@ -72,6 +73,7 @@ class RestoreTarget:
             run_id=self.run_id,
             token=token,
             batch_time_ms=batch_time_ms,
+            watermark_ms=NO_TIME_MS,  # each section has its own
             sections=sorted(sections, key=lambda section: section.uid),
             log_start=log.number if log_start is None else log_start,
             retained_from=self.batch,

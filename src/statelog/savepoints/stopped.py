@@ -62,7 +62,7 @@ class StoppedQuery:
     def claim(self, run_id: str, decide: Callable[[QueryHistory], News], clock: Clock | None = None) -> None:
         """Append a claim with the news that `decide` makes of the newest history, which nothing can change meanwhile.
 
-        A query that still runs is fenced by it. Raises what `decide` raises, and the errors of :meth:`NumberedLog.claim`.
+        A query that still runs is fenced by it. Raises what `decide` raises, and as :meth:`NumberedLog.claim`.
         """
         clock = clock or SystemClock()
         log = open_log(self.store, Options(), clock)

@@ -412,7 +412,7 @@ def _roster(
 def _keeps(
     plans: Sequence[OperatorPlan], query: StreamingQuery, batch: int, store: Store
 ) -> Callable[[QueryHistory], bool]:
-    """Whether the checkpoint of a start's first batch stays: its stored output is whole, and Spark repeats the batch."""
+    """Whether the checkpoint of a start's first batch stays: Spark repeats it, and its stored output is whole."""
     output = next((plan for plan in plans if plan.stores_output), None)
     if output is None:
         return lambda _: False
