@@ -6,22 +6,20 @@ Every operator has one key, ``(1, None)``, whose value is the number of the last
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from statelog import Options
 from statelog.checkpoint.batch import BatchTime
-from statelog.log.entry import QueryOperators
 from statelog.log.open import open_location
-from statelog.storage.names import name_part
-from statelog.testing.arguments import OperatorArguments
-from statelog.testing.keyed import KeyedQuery
-from tests.model.engine import Engine
+from tests.model.engine import Command, Key, command_query, command_rows
+from tests.query_runner import QueryRunner
 
-KEY = (1, None)
+KEY: Key = (1, None)
+OPTIONS = Options(file_merging="across", merge_fan_in=2, orphan_min_age_s=0)
 
 
 class NamedStates:
@@ -43,28 +41,6 @@ class NamedStates:
         pass
 
 
-class _Operator(Engine):
-    def __init__(
-        self, scratch: Path, location: Path, uid: str, operators: QueryOperators | None, states: Sequence[str]
-    ) -> None:
-        super().__init__(scratch, lambda key: 0, open_store=open_location)
-        self._location = location
-        if states:
-            arguments = OperatorArguments(
-                input="a long, b string, command string",
-                keys=["a", "b"],
-                output="json string",
-                keyHash=lambda key: 0,
-                uid=uid,
-            )
-            self.keyed = KeyedQuery(NamedStates(uid, states), arguments, self.options)
-        self.operator = replace(self.keyed.operator, uid=uid, operators=operators)
-
-    @property
-    def location(self) -> str:
-        return str(self._location)
-
-
 class StoredQuery:
     """A query with a checkpointLocation.
 
@@ -72,22 +48,26 @@ class StoredQuery:
     ----------
     root : Path
         Holds everything.
+    location : Path, optional
+        Of the state, if it is not in the checkpointLocation.
+    query_id : str
+        Spark's id of the query.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, location: Path | None = None, query_id: str = "query") -> None:
         self.root = root
         self.checkpoint = root / "checkpoint"
+        self.location = str(location or self.checkpoint / "statelog")
+        self.query_id = query_id
         self.runs = 0
         self.times: dict[int, BatchTime] = {}
 
     def run(
         self,
-        operators: Mapping[str, Path | None],
+        operators: Iterable[str],
         batches: range,
         *,
-        notes: bool = True,
-        lacking: Sequence[str] = (),
-        started_ms: int | None = None,
+        lacks_last: bool = False,
         time_ms: int = 1000,
         states: Sequence[str] = (),
     ) -> StoredQuery:
@@ -95,40 +75,38 @@ class StoredQuery:
 
         Parameters
         ----------
-        operators : mapping of str to (Path or None)
-            The operators, and their own locations.
+        operators : iterable of str
+            The operators.
         batches : range
             The batches.
-        notes : bool
-            Whether checkpoints note the operators; older ones do not.
-        lacking : sequence of str
-            Operators that do not come to the checkpoint of the last batch, although Spark commits it.
-        started_ms : int, optional
-            What the driver's clock says at the start; by default later than at the last one.
+        lacks_last : bool
+            Whether the last batch has no checkpoint, although Spark commits it: an operator's subtasks did not end.
         time_ms : int
             Spark's time of batch 0; every batch is a millisecond later.
         states : sequence of str
             Names of value states that every operator has instead, see :class:`NamedStates`.
         """
         self.runs += 1
-        places = {uid: "" if own is None else str(own) for uid, own in operators.items()}
-        note = QueryOperators(self.runs if started_ms is None else started_ms, places) if notes else None
-        for uid, own in operators.items():
-            location = own or self.checkpoint / "statelog"
-            engine = _Operator(self.root / f"scratch-{self.runs}-{name_part(uid)}", location, uid, note, states)
-            later = {batch: BatchTime(time_ms + batch, 0) for batch in range(batches.start, 100)}
-            engine.times = {**self.times, **later}
-            engine.start(1, batches.start)
-            for batch in batches[:-1] if uid in lacking else batches:
-                engine.run_commands(batch, 0, [(KEY, ("set", batch)), (KEY, ("append", str(batch)))])
-            engine.coordinator.close()
-            engine.release()
+        scratch, uids = self.root / f"scratch-{self.runs}", list(operators)
+        runner = QueryRunner(scratch, OPTIONS, location=self.location, query_id=self.query_id, open_store=open_location)
+        runner.runs = self.runs  # the ids of runs, tokens and files of two starts differ
+        runner.times = {**self.times, **{batch: BatchTime(time_ms + batch, 0) for batch in range(batches.start, 100)}}
+        queries = {
+            uid: command_query(uid, lambda key: 0, OPTIONS, NamedStates(uid, states) if states else None)
+            for uid in uids
+        }
+        runner.start([queries[uid].operator for uid in uids], 1, batches.start)
+        for batch in batches:
+            for uid in uids[:-1] if lacks_last and batch == batches[-1] else uids:
+                commands: list[tuple[Key, Command]] = [(KEY, ("set", batch)), (KEY, ("append", str(batch)))]
+                runner.run_operator(uid, batch, command_rows(queries[uid], commands))
+        runner.stop()
         for batch in batches:
             self.times[batch] = BatchTime(time_ms + batch, 0)
             text = "v1\n" + json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms + batch}) + '\n{"value":0}'
             _write(self.checkpoint / "offsets" / str(batch), text)
             _write(self.checkpoint / "commits" / str(batch), "v1\n{}")
-        _write(self.checkpoint / "metadata", '{"id":"query"}')
+        _write(self.checkpoint / "metadata", json.dumps({"id": self.query_id}))
         return self
 
     def forget(self, batches: range) -> None:

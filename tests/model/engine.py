@@ -120,6 +120,21 @@ class Model:
         return result
 
 
+def command_query(
+    uid: str, hash_of: Callable[[Key], int], options: Options, processor: object | None = None
+) -> KeyedQuery:
+    """An operator whose input are commands for keys; by default it is :class:`CommandProcessor`."""
+    arguments = OperatorArguments(
+        input="a long, b string, command string", keys=["a", "b"], output="json string", keyHash=hash_of, uid=uid
+    )
+    return KeyedQuery(processor or CommandProcessor(), arguments, options)
+
+
+def command_rows(keyed: KeyedQuery, commands: Iterable[tuple[Key, Command]]) -> KeyedRows:
+    """The input of :func:`command_query`."""
+    return keyed.data([(*key, json.dumps(command)) for key, command in commands])
+
+
 class Engine(LocalQuery):
     """One operator of one query; batch `n` takes place at 1000 + `n` ms.
 
@@ -153,21 +168,14 @@ class Engine(LocalQuery):
             inline_budget_bytes=inline_budget_bytes,
             orphan_min_age_s=0,
         )
-        arguments = OperatorArguments(
-            input="a long, b string, command string",
-            keys=["a", "b"],
-            output="json string",
-            keyHash=hash_of,
-            uid=uid,
-        )
-        self.keyed = KeyedQuery(CommandProcessor(), arguments, options)
+        self.keyed = command_query(uid, hash_of, options)
         super().__init__(self.keyed.operator, directory, options, query_id=query_id, open_store=open_store)
         self.uid = uid
         self.times = {batch: BatchTime(1000 + batch, 0) for batch in range(_BATCHES)}
 
     def run_commands(self, batch: int, subtask: int, commands: Iterable[tuple[Key, Command]]) -> list[Any]:
         """Run one attempt of a subtask with commands for keys of its own, and return its output."""
-        data = self._data(commands)
+        data = command_rows(self.keyed, commands)
         time_ms = self.times[batch].time_ms if len(data.hashes) else None
         outputs = self.run_subtask(batch, subtask, BatchInput(data, subtask, time_ms))
         return [json.loads(text) for output in outputs for text in output.column(0).to_pylist()]
@@ -176,9 +184,8 @@ class Engine(LocalQuery):
         """The commands for each subtask's keys."""
         held = list(commands)
         parts: list[list[tuple[Key, Command]]] = [[] for _ in range(self.parallelism)]
-        for command, subtask in zip(held, subtasks_of(self._data(held).hashes, self.parallelism), strict=True):
+        for command, subtask in zip(
+            held, subtasks_of(command_rows(self.keyed, held).hashes, self.parallelism), strict=True
+        ):
             parts[subtask].append(command)
         return parts
-
-    def _data(self, commands: Iterable[tuple[Key, Command]]) -> KeyedRows:
-        return self.keyed.data([(*key, json.dumps(command)) for key, command in commands])

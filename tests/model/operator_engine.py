@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from statelog.checkpoint.attempt import Attempt, WorkerMemory
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
+from statelog.checkpoint.pins import log_file
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Reply, Request, TaskId
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
-from statelog.log.entry import Checkpoint, Claim, Entry, FrameReader
-from statelog.log.numbered import base_name
-from statelog.log.open import open_log
+from statelog.log.entry import Claim, Entry, FrameReader, QueryCheckpoint
+from statelog.log.open import LOG_FOLDER, open_log
 from statelog.metrics import Measurements
 from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
@@ -233,12 +234,12 @@ class OperatorEngine:
         )
         store = self.open_store(self.location)
         states = sorted((binding.descriptor.to_stored() for binding in self.states), key=lambda state: state.name)
+        config = OperatorConfig(self.query_id, f"run-{self.runs}", self.uid, parallelism, self.key_schema, states)
         self.coordinator = Coordinator(
-            OperatorConfig(self.query_id, f"run-{self.runs}", self.uid, parallelism, self.key_schema, states),
+            [replace(config, options=self.options, instance="instance")],
             store=store,
             location=self.location,
-            root=self.uid,
-            log=open_log(store, self.uid, self.options, self.clock),
+            log=open_log(store, self.options, self.clock),
             options=self.options,
             clock=self.clock,
             new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
@@ -255,29 +256,36 @@ class OperatorEngine:
         """The current run's."""
         return self.read_log()[-1].epoch
 
+    @property
+    def identity(self) -> str:
+        """The operator's identity in the current run."""
+        return self.coordinator.operator(self.uid).identity
+
     def read_log(self) -> list[Entry]:
         """The log's entries, as another process reads them."""
-        return open_log(LocalStore(self.location), self.uid, self.options, self.clock).read()
+        return open_log(LocalStore(self.location), self.options, self.clock).read()
 
     def leaked(self) -> list[str]:
         """Objects that neither a retained checkpoint nor the log needs.
 
         The log needs a file that may hold a claim until the file before it has been removed by an earlier commit.
         """
-        kept = list(History(self.read_log()).checkpoints)[-self.retained_checkpoints :]
+        query = QueryHistory(self.read_log())
+        history = query.histories.get(self.identity, History())
+        kept = list(history.checkpoints)[-self.retained_checkpoints :]
         named = {segment.name for checkpoint in kept for segment in checkpoint.segments}
-        start = kept[-1].log_start if kept else 1
+        start = query.latest.log_start if query.latest is not None else 1
         waiting = {number for number in self._claims if number - 1 in self._before_commit.files}
         needed = {number for number in self._log_files() if number >= start} | waiting
-        named |= {f"{self.uid}/log/{base_name(number)}" for number in needed}
+        named |= {log_file(number) for number in needed}
         return [info.name for info in LocalStore(self.location).list() if info.name not in named]
 
     def _possible_claims(self, store: Store) -> set[int]:
         """The files that this start has not read, or has found to begin with a claim."""
-        checkpoints = [entry for entry in self.read_log() if isinstance(entry, Checkpoint)]
+        checkpoints = [entry for entry in self.read_log() if isinstance(entry, QueryCheckpoint)]
         start = checkpoints[-1].log_start if checkpoints else 1
         files = self._log_files()
-        names = {number: f"{self.uid}/log/{base_name(number)}" for number in files}
+        names = {number: log_file(number) for number in files}
         first = {
             number: FrameReader(store, names[number]).frame_at(0, store.size_bytes(names[number])) for number in files
         }
@@ -286,7 +294,7 @@ class OperatorEngine:
         }
 
     def _log_files(self) -> set[int]:
-        return {int(Path(info.name).stem) for info in LocalStore(self.location).list(f"{self.uid}/log/")}
+        return {int(Path(info.name).stem) for info in LocalStore(self.location).list(f"{LOG_FOLDER}/")}
 
     def call(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Begin):
@@ -315,7 +323,9 @@ class OperatorEngine:
             options=self.options,
             call=self.call,
             memory=WorkerMemory(),
-            local=self.directory / f"host-{self.host}" / str(self.parallelism) / str(subtask),
+            local_of=lambda identity: (
+                self.directory / f"host-{self.host}" / identity / str(self.parallelism) / str(subtask)
+            ),
             open_store=self.open_store,
             clock=self.clock,
             token=f"attempt-{self.attempts}",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from statelog import Step
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
 from statelog.testing.query import Crash
@@ -143,7 +144,9 @@ class OperatorMachine(RuleBasedStateMachine):
     def give_up(self, parallelism: int, keep_local: bool) -> None:
         """The state is given up between two runs; the next one begins as a new operator does."""
         engine, store = self.engine, LocalStore(self.engine.location)
-        give_up_state(open_log(store, engine.uid, engine.options, engine.clock), engine.query_id, engine.uid)
+        log = open_log(store, engine.options, engine.clock)
+        if engine.uid in QueryHistory(log.read()).names:
+            give_up_state(log, engine.query_id, engine.uid)
         self.model = OperatorModel()
         self._start(parallelism, keep_local=keep_local)
 
@@ -182,7 +185,7 @@ class OperatorMachine(RuleBasedStateMachine):
         self.subtasks = [self._expected(number, rows)[1] for number in range(self.engine.parallelism)]
         self.model = OperatorModel([subtask.copy() for subtask in self.subtasks], _ruled(self.model.rules, rows[1]))
         # What attempts lost in this batch is removed when the next one begins; the batch before has nothing left.
-        lost = f"{self.engine.uid}/changes/{self.engine.epoch}/"
+        lost = f"{self.engine.identity}/changes/{self.engine.epoch}/"
         leaked = [name for name in self.engine.leaked() if not (name.startswith(lost) and f"/{self.batch}-" in name)]
         assert leaked == []
         self.batch += 1

@@ -22,14 +22,16 @@ import pytest
 from statelog import Options, Step
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.attempt import Attempt
-from statelog.checkpoint.history import History
 from statelog.checkpoint.output_task import OutputRows, OutputTask, stored_batches, stored_columns
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.local.stored_reader import read_stored
 from statelog.storage import LocalStore
-from statelog.testing.query import Crash, LocalQuery, new_directory
-from tests.model.engine import Engine, Key
+from statelog.testing.query import Crash, LocalOperator, new_directory
+from tests.model.engine import Key, command_query, command_rows
+from tests.query_runner import QueryRunner
 
 KEYS: list[Key] = [(number, None) for number in range(4)] + [(None, "a")]
+KEYED, OUTPUT = "op", "output"
 TASK_STEPS = [Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING, Step.MATERIALIZING]
 
 
@@ -37,10 +39,12 @@ TASK_STEPS = [Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING, Step.MATERIA
 class OutputOperator:
     """Stores a query's output."""
 
-    uid: str = "output"
+    uid: str = OUTPUT
 
     def config_of(self, query_id: str, run_id: str, parallelism: int) -> OperatorConfig:
-        return OperatorConfig(query_id, run_id, self.uid, parallelism, b"", [])
+        return OperatorConfig(
+            query_id, run_id, self.uid, parallelism, b"", [], in_front=frozenset({KEYED}), stores_output=True
+        )
 
     def split(self, data: list[Any], parallelism: int, time_ms: int) -> list[OutputRows]:
         """Deal the rows to the subtasks, some of which get several batches, and some none."""
@@ -65,20 +69,16 @@ class Story:
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.random = random.Random(seed)
-        inline = self.random.choice([0, 100, 8 << 20])
-        merging = self.random.choice(["across", "within", "off"])
-        self.engine = Engine(
-            directory / "keyed", lambda key: hash(key) % 2**64, file_merging=merging, inline_budget_bytes=inline
-        )
         options = Options(
-            file_merging=merging,
-            inline_budget_bytes=inline,
+            file_merging=self.random.choice(["across", "within", "off"]),
+            inline_budget_bytes=self.random.choice([0, 100, 8 << 20]),
+            merge_fan_in=2,
             orphan_min_age_s=0,
             upload_part_bytes=200,
             retained_checkpoints=2,
         )
-        self.output = LocalQuery(OutputOperator(), directory / "output", options)
-        self.output.times = self.engine.times
+        self.keyed = command_query(KEYED, lambda key: hash(key) % 2**64, options)
+        self.query = QueryRunner(directory, options)
         self.batch = 0
         self.values: dict[Key, Any] = {}
         self.kept = 0
@@ -88,15 +88,14 @@ class Story:
     def start(self) -> None:
         """Start the query as a new driver does, with any parallelism, on the same hosts or on others."""
 
-        def has_output(history: History) -> bool:
+        def has_output(history: QueryHistory) -> bool:
             return history.latest is not None and history.latest.batch == self.batch
 
-        self.output.keeps = has_output
-        self.output.start(self.random.randint(1, 3), self.batch, keep_local=self.random.random() < 0.5)
-        keeps = self.output.coordinator.kept_batch == self.batch
-        self.kept += keeps
-        self.engine.keeps = lambda _: keeps
-        self.engine.start(self.random.randint(1, 3), self.batch, keep_local=self.random.random() < 0.5)
+        self.query.keeps = has_output
+        operators: list[LocalOperator] = [self.keyed.operator, OutputOperator()]
+        parallelism = {one.uid: self.random.randint(1, 3) for one in operators}
+        self.query.start(operators, parallelism, self.batch, keep_local=self.random.random() < 0.5)
+        self.kept += self.query.coordinator.kept_batch == self.batch
 
     def run(self, batches: int) -> None:
         """Run batches, each until Spark commits it."""
@@ -114,23 +113,19 @@ class Story:
 
     def stop(self) -> None:
         """Stop the query in good order."""
-        for query in (self.engine, self.output):
-            query.coordinator.close()
-            query.release()
+        self.query.stop()
 
     def _arm(self) -> None:
-        for query in (self.engine, self.output):
+        for uid in self.query.operators:
             step = self.random.choice([None, None, None, Step.LAST_ACK, Step.DURABLE, *TASK_STEPS])
-            query.crash_point.arm(step)
+            self.query.crash_points[uid].arm(step)
 
     def _attempt(self) -> None:
         commands = [(key, ("set", self.random.randrange(1000))) for key in KEYS if self.random.random() < 0.7]
         reads = [(key, ("read",)) for key, _ in commands]
-        rows: list[Any] = []
-        for subtask, part in enumerate(self.engine.parts([*reads, *commands, *reads])):
-            rows += self.engine.run_commands(self.batch, subtask, part)
-        for subtask, own in enumerate(self.output.operator.split(rows, self.output.parallelism, 1000 + self.batch)):
-            assert self.output.run_subtask(self.batch, subtask, own) == []
+        outputs = self.query.run_operator(KEYED, self.batch, command_rows(self.keyed, [*reads, *commands, *reads]))
+        rows = [json.loads(text) for output in outputs for text in output.column(0).to_pylist()]
+        assert self.query.run_operator(OUTPUT, self.batch, rows) == []
         if self.random.random() < 0.2:
             raise Death
         self._deliver(sorted(self._stored()))
@@ -138,8 +133,8 @@ class Story:
             raise Death
 
     def _stored(self) -> Iterator[str]:
-        checkpoint = self.output.coordinator.durable_checkpoint(self.batch)
-        store = LocalStore(self.output.location)
+        checkpoint = self.query.coordinator.durable_checkpoint(OUTPUT, self.batch)
+        store = LocalStore(self.query.location)
         for segment in checkpoint.segments:
             data = read_stored(store, segment, "output")
             assert stored_columns(data) == "columns"
