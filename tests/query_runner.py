@@ -126,7 +126,7 @@ class QueryRunner:
 
     def _new_token(self) -> bytes:
         self._tokens += 1
-        return xxhash.xxh3_128_digest(f"{self.query_id} {self.runs} {self._tokens}")
+        return xxhash.xxh3_128_digest(f"{self.query_id} {self.runs} {self._tokens}".encode())
 
     def run_subtask(self, uid: str, batch: int, subtask: int, read: Any) -> list[pa.RecordBatch]:
         """Run one attempt of a subtask to its end, and return its output."""
