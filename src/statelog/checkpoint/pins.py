@@ -255,18 +255,28 @@ class Pin(msgspec.Struct, frozen=True):
         if other.changes_from is not None:
             keeps_changes = self.changes_from is not None and self.changes_from <= other.changes_from
             return keeps_changes and (other.state_at is None or self.base == other.base)
-        return self.max_bytes is None and other.token == self.token and self.entries[0] <= other.entries[0]
+        return self.max_bytes is None and other.token == self.token and set(self.objects).issuperset(other.objects)
 
     def history(self, store: Store, identity: str) -> History:
         """The history of an operator's pinned checkpoint alone; raises CorruptionError or StorageError."""
-        own = self.operator(identity)
-        assert own is not None, f"the pin does not keep {identity}"
-        found: list[Checkpoint] = []
+        return self.query(store).histories[identity]
+
+    def query(self, store: Store) -> QueryHistory:
+        """The pinned checkpoint alone, for the operators that the pin keeps; raises the errors of :meth:`history`."""
+        kept = {one.identity: one for one in self.operators}
+        found: list[QueryCheckpoint] = []
         for entry in self._read_entries(store):
-            found += [Checkpoint.of(entry, one, own.uid) for one in entry.sections if one.identity == identity]
+            own = [replace(one, uid=kept[one.identity].uid) for one in entry.sections if one.identity in kept]
+            found.append(replace(entry, sections=own, retained_from=self.batch, ended=[], cuts=[]))
         if self.max_bytes is None:
-            found[-1] = replace(found[-1], base_ranges=own.base_ranges)
-        return History([replace(checkpoint, retained_from=self.batch) for checkpoint in found])
+            own = [replace(one, base_ranges=kept[one.identity].base_ranges) for one in found[-1].sections]
+            found[-1] = replace(found[-1], sections=own)
+        return QueryHistory(found)
+
+    def lacks(self, store: Store) -> set[str]:
+        """The operators of the checkpoint that the pin does not keep; raises the errors of :meth:`history`."""
+        sections = self._read_entries(store)[-1].sections
+        return {section.identity for section in sections if self.operator(section.identity) is None}
 
     def _read_entries(self, store: Store) -> list[QueryCheckpoint]:
         found: list[QueryCheckpoint] = []
