@@ -25,6 +25,7 @@ def entry_of(*checkpoints: Checkpoint, **values: Any) -> QueryCheckpoint:
         run_id=first.run_id,
         token=first.token,
         batch_time_ms=first.batch_time_ms,
+        watermark_ms=0,
         sections=[checkpoint.section for checkpoint in checkpoints],
         log_start=first.log_start,
         retained_from=first.retained_from,

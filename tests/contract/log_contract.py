@@ -35,16 +35,16 @@ def make_checkpoint(run: str, epoch: int, batch: int, token: str = "") -> tuple[
     text = f"{run} {epoch} {batch} {token}".encode()
     payload = [text, b"\0" * 40 + text]
     sections = [
-        Section("a-1", "a", 1, [SegmentRef(0, 10, b"sum", 0, len(payload[0]), 1, 1)], b"k", [], 0),
-        Section("b-2", "b", 1, [SegmentRef(0, 11, b"sum", len(payload[0]), len(payload[1]), 1, 1)], b"k", [], 0),
+        Section("a-1", "a", 1, [SegmentRef(0, 10, b"sum", 0, len(payload[0]), 1, 1)], b"k", []),
+        Section("b-2", "b", 1, [SegmentRef(0, 11, b"sum", len(payload[0]), len(payload[1]), 1, 1)], b"k", []),
     ]
-    return QueryCheckpoint(epoch, batch, 0, text, b"", "query", run, text, 0, sections), payload
+    return QueryCheckpoint(epoch, batch, 0, text, b"", "query", run, text, 0, 0, sections), payload
 
 
 def one_section(segments: list[SegmentRef]) -> QueryCheckpoint:
     """Make the first checkpoint of a query with one operator, which has a subtask for each segment."""
-    section = Section("a-1", "a", len(segments), segments, b"k", [], 0)
-    return QueryCheckpoint(1, 0, 0, b"t", b"", "query", "a", b"t", 0, [section])
+    section = Section("a-1", "a", len(segments), segments, b"k", [])
+    return QueryCheckpoint(1, 0, 0, b"t", b"", "query", "a", b"t", 0, 0, [section])
 
 
 class Action:

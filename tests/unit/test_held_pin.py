@@ -12,11 +12,11 @@ import pytest
 
 from statelog import CorruptionError, PinExpiredError, StorageError
 from statelog.checkpoint.held_pin import HeldPin, is_retained
-from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import MARGIN_S, Pin, StandingPins, read_pin
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.storage import Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
-from tests.short_log import NOW_S, ROOT, ShortLog, base_range, changes
+from tests.short_log import IDENTITY, NOW_S, UID, ShortLog, base_range, changes
 
 BATCHES = 8
 
@@ -36,21 +36,23 @@ def log() -> ShortLog:
 
 
 def hold(
-    log: ShortLog, batch: int = 5, *, history: History | None = None, store: Store | None = None, **values: Any
+    log: ShortLog, batch: int = 5, *, history: QueryHistory | None = None, store: Store | None = None, **values: Any
 ) -> HeldPin:
     given = {"owner": "test", "lasts_s": 100.0, "clock": log.clock, **values}
-    return HeldPin(store or log.store, ROOT, history or log.history(), batch, **given)
+    if "max_bytes" in values:
+        given["operators"] = [IDENTITY]
+    return HeldPin(store or log.store, history or log.query(), batch, **given)
 
 
 def pins(log: ShortLog) -> dict[str, Pin]:
     """All pins that are stored."""
-    found = {name: read_pin(log.store, name) for name in log.store.objects if name.startswith(f"{ROOT}/pins/")}
+    found = {name: read_pin(log.store, name) for name in log.store.objects if name.startswith("pins/")}
     return {name: pin for name, pin in found.items() if pin is not None}
 
 
 def list_pins(log: ShortLog, seen: StandingPins) -> None:
     """The query lists the pins."""
-    seen.look(log.history())
+    seen.look(log.query())
 
 
 def one_after(*steps: Callable[[], None]) -> None:
@@ -88,8 +90,8 @@ def test_a_query_that_gives_a_checkpoint_up_sees_each_pin_that_holds(values: dic
         for second in itertools.count(first):
             log = make_log()
             since = values.get("since")
-            needed = Pin.of(ROOT, log.history(), 5, owner="", made_ms=0, lasts_s=1, since=since).objects
-            seen = StandingPins(log.store, ROOT, log.clock)
+            needed = Pin.of(log.query(), 5, owner="", made_ms=0, lasts_s=1, since=since).objects
+            seen = StandingPins(log.store, log.clock)
             write, look = partial(give_up, log, 8), partial(list_pins, log, seen)
             plan = Steps({first: write, second: look} if first < second else {first: partial(one_after, write, look)})
             try:
@@ -99,7 +101,7 @@ def test_a_query_that_gives_a_checkpoint_up_sees_each_pin_that_holds(values: dic
                 outcomes.append(False)
             else:
                 if plan.requests < second:
-                    seen.look(log.history())
+                    seen.look(log.query())
                 assert all(map(seen.need, needed))
                 outcomes.append(True)
             if plan.requests < second:
@@ -118,14 +120,14 @@ def test_a_query_that_gives_changes_up_sees_each_pin_of_a_consumer_that_holds() 
     for first in itertools.count(1):
         for second in itertools.count(first):
             log = make_log()
-            seen = StandingPins(log.store, ROOT, log.clock)
+            seen = StandingPins(log.store, log.clock)
             write, look = partial(give_up, log, 8), partial(list_pins, log, seen)
             plan = Steps({first: write, second: look} if first < second else {first: partial(one_after, write, look)})
             hold(log, 7, store=FaultStore(log.store, plan), since=3, max_bytes=1 << 20, is_shared=True)
             [pin] = pins(log).values()
-            assert seen.changes_from <= pin.batch + 1, "it neither names all that may go, nor was it seen"
-            seen.look(log.history())
-            assert seen.changes_from == 3
+            assert seen.changes_from(IDENTITY) <= pin.batch + 1, "it neither names all that may go, nor was it seen"
+            seen.look(log.query())
+            assert seen.changes_from(IDENTITY) == 3
             assert all(map(seen.need, pin.objects))
             if plan.requests < second:
                 break
@@ -142,9 +144,9 @@ def test_a_consumers_pin_that_holds_keeps_also_changes_of_which_the_query_knew_n
         log = make_log()
         for batch in range(3, 9):
             log.store.put(changes(batch), b"changes")
-        history, seen = log.history(), StandingPins(log.store, ROOT, log.clock)
+        history, seen = log.query(), StandingPins(log.store, log.clock)
         give_up(log, 8)
-        seen.look(log.history())
+        seen.look(log.query())
         plan = Steps({number: partial(delete_changes, log, seen)})
         store = FaultStore(log.store, plan)
         try:
@@ -164,10 +166,10 @@ def test_a_consumers_pin_that_holds_keeps_also_changes_of_which_the_query_knew_n
 
 def delete_changes(log: ShortLog, seen: StandingPins) -> None:
     """The query gives up the changes before batch 9, but for those of batches without a list of the pins."""
-    may_go = range(3, min(9, seen.changes_from))
+    may_go = range(3, min(9, seen.changes_from(IDENTITY)))
     log.retained_from = 9
     log.run(9, base_ranges=[base_range(8)])
-    seen.look(log.history())
+    seen.look(log.query())
     log.store.delete([changes(batch) for batch in may_go if not seen.need(changes(batch))])
 
 
@@ -187,12 +189,12 @@ def note(log: ShortLog, written: list[bool]) -> None:
 def test_a_pin_says_who_made_it_what_for_and_when(log: ShortLog) -> None:
     hold(log, new_token=lambda: b"token")
     [(name, pin)] = pins(log).items()
-    assert name == f"{ROOT}/pins/{5:020}-{b'token'.hex()}.json"
-    assert pin == Pin.of(ROOT, log.history(), 5, owner="test", made_ms=int(NOW_S * 1000), lasts_s=100.0)
+    assert name == f"pins/{5:020}-{b'token'.hex()}.json"
+    assert pin == Pin.of(log.query(), 5, owner="test", made_ms=int(NOW_S * 1000), lasts_s=100.0)
     log.store.delete([name])
-    hold(log, since=1, branch="/branch!/op", lasts_s=None)
+    hold(log, since=1, branch="/branch", lasts_s=None)
     [pin] = pins(log).values()
-    assert (pin.since, pin.branch, pin.lasts_s, pin.max_bytes) == (1, "/branch!/op", None, None)
+    assert (pin.since, pin.branch, pin.lasts_s, pin.max_bytes) == (1, "/branch", None, None)
 
 
 def test_the_machines_clock_tells_when_unless_there_is_another(log: ShortLog) -> None:
@@ -205,41 +207,40 @@ def test_the_machines_clock_tells_when_unless_there_is_another(log: ShortLog) ->
 def test_a_consumers_pin_is_one_of_changes(log: ShortLog) -> None:
     hold(log, 7, since=3, max_bytes=1000)
     [pin] = pins(log).values()
-    history = log.history()
     assert pin == Pin.of_changes(
-        ROOT, history, 7, owner="test", made_ms=int(NOW_S * 1000), lasts_s=100.0, since=3, max_bytes=1000
+        log.history(), 7, owner="test", made_ms=int(NOW_S * 1000), lasts_s=100.0, since=3, max_bytes=1000
     )
 
 
 # ---- What is gone ----
 
 
-def refused(log: ShortLog, history: History, batch: int = 5, **values: Any) -> None:
+def refused(log: ShortLog, history: QueryHistory, batch: int = 5, **values: Any) -> None:
     """Checks that no pin holds, and none is left."""
     before = pins(log)
-    with pytest.raises(PinExpiredError, match=f"{ROOT}: checkpoint {batch} is not retained any more"):
+    with pytest.raises(PinExpiredError, match=f"Checkpoint {batch} of operator '{UID}' is not retained any more"):
         hold(log, batch, history=history, **values)
     assert pins(log) == before
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_checkpoint_can_be_pinned_while_the_newest_entry_retains_it(log: ShortLog, is_shared: bool) -> None:
-    history = log.history()
+    history = log.query()
     give_up(log, 5)
     hold(log, history=history, is_shared=is_shared).release()
     refused(log, history, 4, is_shared=is_shared)
 
 
 def test_without_a_pin_the_log_alone_tells_what_is_retained(log: ShortLog) -> None:
-    pin = Pin.of(ROOT, log.history(), 5, owner="", made_ms=0, lasts_s=None)
-    assert is_retained(log.store, ROOT, pin)
+    pin = Pin.of(log.query(), 5, owner="", made_ms=0, lasts_s=None)
+    assert is_retained(log.store, pin)
     hold(log, is_shared=True)
     give_up(log, 6)
-    assert not is_retained(log.store, ROOT, pin)
+    assert not is_retained(log.store, pin)
 
 
 def test_a_checkpoint_that_was_replaced_or_set_back_cannot_be_pinned(log: ShortLog) -> None:
-    history = log.history()
+    history = log.query()
     log.run(6)
     refused(log, history, 6)
     refused(log, history, 7)
@@ -248,7 +249,7 @@ def test_a_checkpoint_that_was_replaced_or_set_back_cannot_be_pinned(log: ShortL
 
 def test_changes_can_be_pinned_while_a_retained_checkpoint_needs_them(log: ShortLog) -> None:
     """Of older checkpoints too: for changes alone it does not matter whether theirs can be read."""
-    history = log.history()
+    history = log.query()
     give_up(log, 7)
     assert log.history().changes_from == 3
     hold(log, 5, history=history, since=3, max_bytes=1000).release()
@@ -259,7 +260,7 @@ def test_changes_can_be_pinned_while_a_retained_checkpoint_needs_them(log: Short
 
 
 def test_a_checkpoint_that_is_given_up_can_be_pinned_while_another_pin_of_it_stands(log: ShortLog) -> None:
-    history = log.history()
+    history = log.query()
     unshared, other = hold(log), hold(log, 6, is_shared=True)
     give_up(log, 8)
     refused(log, history)
@@ -272,7 +273,7 @@ def test_a_checkpoint_that_is_given_up_can_be_pinned_while_another_pin_of_it_sta
 
 
 def test_a_pin_that_may_expire_soon_vouches_for_none(log: ShortLog) -> None:
-    history = log.history()
+    history = log.query()
     hold(log, is_shared=True)
     give_up(log, 8)
     log.clock.advance(100 - MARGIN_S)
@@ -302,8 +303,8 @@ def test_an_error_leaves_no_pin_that_keeps_objects() -> None:
 
 
 def test_a_damaged_log_is_named_and_leaves_no_pin(log: ShortLog) -> None:
-    history = log.history()
-    [name] = [name for name in log.store.objects if "/log/" in name]
+    history = log.query()
+    [name] = [name for name in log.store.objects if name.startswith("log/")]
     log.store.put(name, b"damaged" * 10)
     with pytest.raises(CorruptionError, match=name):
         hold(log, history=history)
@@ -367,7 +368,7 @@ def test_a_maker_is_told_when_all_of_the_time_is_over(log: ShortLog) -> None:
     held.keep()
     log.clock.advance(101)
     log.store.requests.clear()
-    with pytest.raises(PinExpiredError, match=r"the pin of checkpoint 5 lasted 100 s, .* for 101 s"):
+    with pytest.raises(PinExpiredError, match=r"The pin of checkpoint 5 of operator 'op' lasted 100 s, .* for 101 s"):
         held.keep()
     assert log.store.requests == [], "another pin would keep objects for nothing"
 

@@ -8,48 +8,48 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, StorageError
-from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import (
     MARGIN_S,
-    EntryPlace,
     Pin,
+    PinnedOperator,
     StandingPins,
     consumer_pins,
     has_expired,
     pin_name,
-    pinned_history,
+    pins_of,
     read_pin,
     standing_pins,
     write_pin,
 )
-from statelog.log.entry import INITIAL_BATCH
+from statelog.checkpoint.query_history import QueryHistory
+from statelog.log.entry import INITIAL_BATCH, EntryPlace
 from statelog.log.numbered import base_name
 from statelog.log.references import SegmentRef
 from statelog.sealed import seal
 from statelog.storage import ObjectInfo
 from statelog.testing.faults import FaultPlan, FaultStore
-from tests.short_log import ROOT, ShortLog, base, base_range, changes
+from tests.short_log import IDENTITY, UID, ShortLog, base, base_range, changes, identity_of, materialized
 
 
 def pin_of(log: ShortLog, batch: int, **values: Any) -> Pin:
     given = {"owner": "test", "made_ms": 7, "lasts_s": 100.0, **values}
-    return Pin.of(ROOT, log.history(), batch, **given)
+    return Pin.of(log.query(), batch, **given)
 
 
 def consumers(log: ShortLog, since: int, batch: int, **values: Any) -> Pin:
     given = {"owner": "test", "made_ms": 7, "lasts_s": 100.0, "max_bytes": 1 << 20, **values}
-    return Pin.of_changes(ROOT, log.history(), batch, since=since, **given)
+    return Pin.of_changes(log.history(), batch, since=since, **given)
 
 
 def put(log: ShortLog, pin: Pin, token: bytes = b"pin", *, holds: bool = True) -> str:
-    name = pin_name(ROOT, pin.batch, token)
+    name = pin_name(pin.batch, token)
     write_pin(log.store, name, replace(pin, holds=holds))
     return name
 
 
 def log_files(log: ShortLog, first: int, last: int) -> list[str]:
     """The files with the entries of some batches."""
-    return sorted({f"{ROOT}/log/{base_name(one.number)}" for one in log.history().between(first, last)})
+    return sorted({f"log/{base_name(one.number)}" for one in log.history().between(first, last)})
 
 
 @pytest.fixture
@@ -71,7 +71,6 @@ def test_a_pin_names_all_that_its_checkpoint_needs_and_nothing_else(log: ShortLo
     assert len({entry.number for entry in log.history().checkpoints}) > 2
     pin = pin_of(log, 5)
     assert pin == Pin(
-        uid="uid",
         query_id="query",
         batch=5,
         token=entries[-1].token,
@@ -80,9 +79,8 @@ def test_a_pin_names_all_that_its_checkpoint_needs_and_nothing_else(log: ShortLo
         made_ms=7,
         lasts_s=100.0,
         entries=[EntryPlace(entry.number, entry.offset) for entry in entries],
-        base_ranges=[base_range(2)],
-        objects=sorted([*(changes(batch) for batch in (3, 4, 5)), f"{ROOT}/runs/1/0/2", *log_files(log, 3, 5)]),
-        state_bytes=3 * 15 + 100,
+        operators=[PinnedOperator(IDENTITY, UID, [base_range(2)], 3 * 15 + 100)],
+        objects=sorted([*(changes(batch) for batch in (3, 4, 5)), materialized(2), *log_files(log, 3, 5)]),
     )
     assert pin.changes_from is None
 
@@ -103,7 +101,7 @@ def test_a_pin_can_keep_older_changes_too(log: ShortLog, since: int, first: int)
     assert pin.since == since
     assert set(pin.objects) == {
         *(changes(batch) for batch in range(first, 6)),
-        f"{ROOT}/runs/1/0/2",
+        materialized(2),
         *log_files(log, first, 5),
     }
     assert len(pin.entries) == 6 - first
@@ -113,7 +111,6 @@ def test_a_consumers_pin_keeps_changes_and_no_checkpoint(log: ShortLog) -> None:
     entries = list(log.history().between(2, 5))
     pin = consumers(log, 2, 5)
     assert pin == Pin(
-        uid="uid",
         query_id="query",
         batch=5,
         token=entries[-1].token,
@@ -122,26 +119,97 @@ def test_a_consumers_pin_keeps_changes_and_no_checkpoint(log: ShortLog) -> None:
         made_ms=7,
         lasts_s=100.0,
         entries=[EntryPlace(entry.number, entry.offset) for entry in entries],
-        base_ranges=[],
+        operators=[PinnedOperator(IDENTITY, UID, [], 4 * 15)],
         objects=sorted([*(changes(batch) for batch in (2, 3, 4, 5)), *log_files(log, 2, 5)]),
-        state_bytes=4 * 15,
         since=2,
         max_bytes=1 << 20,
     )
     assert pin.changes_from == 2
 
 
+@pytest.fixture
+def pair() -> ShortLog:
+    """A log of two operators: the first has a base through batch 2 from batch 4 on, the other none."""
+    made = ShortLog(4, max_file_bytes=1000, uids=(UID, OTHER))
+    made.run(4, base_ranges=[base_range(2)])
+    made.run(5)
+    return made
+
+
+OTHER = "other"
+
+
+def test_a_pin_names_what_each_of_its_operators_needs(pair: ShortLog) -> None:
+    """The entries are those of the one that is further behind."""
+    own = {*map(changes, (3, 4, 5)), materialized(2)}
+    others = {changes(batch, identity_of(OTHER)) for batch in range(6)}
+    whole, first, second = (pin_of(pair, 5, operators=some) for some in (None, [IDENTITY], [identity_of(OTHER)]))
+    assert set(whole.objects) == own | others | set(log_files(pair, 0, 5))
+    assert set(first.objects) == own | set(log_files(pair, 3, 5))
+    assert set(second.objects) == others | set(log_files(pair, 0, 5))
+    places = [entry.place for entry in pair.query().entries]
+    assert (whole.entries, first.entries, second.entries) == (places, places[3:], places)
+    assert [(one.identity, one.uid, one.state_bytes) for one in whole.operators] == [
+        (IDENTITY, UID, 3 * 15 + 100),
+        (identity_of(OTHER), OTHER, 6 * 15),
+    ]
+    assert whole.state_bytes == first.state_bytes + second.state_bytes
+    assert first.operator(identity_of(OTHER)) is None
+    assert whole.operator(IDENTITY) == first.operators[0]
+
+
+def test_each_operator_of_a_pin_is_restored_without_the_rest_of_the_log(pair: ShortLog) -> None:
+    before, pin = pair.query(), pin_of(pair, 5)
+    for name in list(pair.store.objects):
+        if name not in pin.objects:
+            del pair.store.objects[name]
+    for identity, history in before.histories.items():
+        alone = pin.history(pair.store, identity)
+        assert alone.has_batch(5)
+        assert alone.missing_segments(b"", 0, 1, 5, set()) == history.missing_segments(b"", 0, 1, 5, set())
+
+
+def test_a_pin_knows_operators_by_the_names_that_they_had(pair: ShortLog) -> None:
+    pair.claim(renames={IDENTITY: "renamed"})
+    pin = pin_of(pair, 5)
+    assert [one.uid for one in pin.operators] == ["renamed", OTHER]
+    pair.claim(renames={IDENTITY: "again"})
+    latest = pin.history(pair.store, IDENTITY).latest
+    assert latest is not None
+    assert latest.uid == "renamed"
+
+
+def test_a_pin_vouches_only_for_its_own_operators(pair: ShortLog) -> None:
+    """Older entries that it has of another operator do not keep what one needs of that time."""
+    whole, first, second = (pin_of(pair, 5, operators=some) for some in (None, [IDENTITY], [identity_of(OTHER)]))
+    assert whole.covers(first)
+    assert whole.covers(second)
+    assert not first.covers(whole)
+    assert not second.covers(first)
+    older = pin_of(pair, 5, operators=[IDENTITY], since=1)
+    assert whole.entries[0] < older.entries[0]
+    assert changes(1) in older.objects
+    assert changes(1) not in whole.objects
+    assert not whole.covers(older)
+    early = consumers(pair, 2, 5)
+    other = Pin.of_changes(
+        pair.history(identity_of(OTHER)), 5, owner="test", made_ms=7, lasts_s=100.0, since=2, max_bytes=1 << 20
+    )
+    assert not early.covers(other)
+    assert not other.covers(early)
+
+
 def test_a_consumers_pin_can_name_what_came_later(log: ShortLog) -> None:
     """Also if the log does not begin as early any more."""
     pin, whole = consumers(log, 2, 5), consumers(log, 2, 7)
-    assert pin.with_later(ROOT, log.history()) == whole
-    history = log.history()
-    history.retain(7)
-    assert history.at(2) is None
-    assert pin.with_later(ROOT, history) == whole
-    assert whole.with_later(ROOT, history) is whole
-    assert whole.with_later(ROOT, History()) is whole
-    assert pin_of(log, 5).with_later(ROOT, history) == pin_of(log, 5)
+    assert pin.with_later(log.query()) == whole
+    history = log.query()
+    history.retain(7, {})
+    assert history.histories[IDENTITY].at(2) is None
+    assert pin.with_later(history) == whole
+    assert whole.with_later(history) is whole
+    assert whole.with_later(QueryHistory()) is whole
+    assert pin_of(log, 5).with_later(history) == pin_of(log, 5)
 
 
 def test_a_pin_vouches_for_what_it_keeps_itself(log: ShortLog) -> None:
@@ -164,7 +232,7 @@ def test_a_pin_vouches_for_what_it_keeps_itself(log: ShortLog) -> None:
 def test_a_pin_is_a_sealed_document_of_version_1(log: ShortLog) -> None:
     pin = replace(pin_of(log, 5), holds=True)
     name = put(log, pin)
-    assert name == f"{ROOT}/pins/{5:020}-{b'pin'.hex()}.json"
+    assert name == f"pins/{5:020}-{b'pin'.hex()}.json"
     assert log.store.objects[name][0] == seal(pin, "statelog pin", 1)
     assert read_pin(log.store, name) == pin
     log.store.put(name, seal(pin, "statelog pin", 2))
@@ -187,7 +255,7 @@ def test_a_pinned_checkpoint_is_restored_without_the_rest_of_the_log(log: ShortL
     for name in list(log.store.objects):
         if name not in pin.objects:
             del log.store.objects[name]
-    history = pin.history(log.store, ROOT)
+    history = pin.history(log.store, IDENTITY)
     assert history.latest is not None
     assert history.oldest == history.latest, "no other checkpoint can be restored from it"
     assert history.has_batch(batch)
@@ -202,7 +270,7 @@ def test_whole_state_is_restored_without_the_rest_of_the_log() -> None:
     pin = pin_of(log, 3)
     assert pin.entries == [EntryPlace(one.number, one.offset) for one in log.history().between(3, 3)]
     assert changes(4) not in pin.objects
-    history = pin.history(log.store, ROOT)
+    history = pin.history(log.store, IDENTITY)
     assert history.has_batch(3)
     assert history.at(3) == replace(next(log.history().checkpoints), retained_from=3, base_ranges=[])
 
@@ -211,7 +279,7 @@ def test_a_log_file_is_read_once_for_all_its_entries() -> None:
     log = ShortLog(5)
     pin = pin_of(log, 4)
     log.store.requests.clear()
-    pin.history(log.store, ROOT)
+    pin.history(log.store, IDENTITY)
     assert [operation for operation, _ in log.store.requests] == ["read"]
 
 
@@ -220,12 +288,12 @@ def test_a_log_that_is_not_the_pins_any_more_is_damage(log: ShortLog) -> None:
     [name] = log_files(log, 5, 5)
     content, modified_s = log.store.objects[name]
     with pytest.raises(CorruptionError, match=r"0{19}1.log: the entry at offset 0, .* is no checkpoint"):
-        replace(pin, entries=[EntryPlace(1, 0), *pin.entries]).history(log.store, ROOT)
+        replace(pin, entries=[EntryPlace(1, 0), *pin.entries]).history(log.store, IDENTITY)
     with pytest.raises(CorruptionError, match="a pin of checkpoint 5 names are not those of its time"):
-        replace(pin, token=b"another").history(log.store, ROOT)
+        replace(pin, token=b"another").history(log.store, IDENTITY)
     log.store.objects[name] = (bytes(len(content)), modified_s)
     with pytest.raises(CorruptionError, match="which a pin names, is no checkpoint"):
-        pin.history(log.store, ROOT)
+        pin.history(log.store, IDENTITY)
 
 
 # ---- Finding pins ----
@@ -243,37 +311,55 @@ def test_pins_are_found_while_they_hold_and_stand(log: ShortLog) -> None:
     now_s = log.clock.now_s()
 
     def found(at_s: float, batch: int | None = None) -> list[str]:
-        return [info.name for info, _ in standing_pins(log.store, ROOT, at_s, batch)]
+        return [info.name for info, _ in standing_pins(log.store, at_s, batch)]
 
     assert found(now_s) == [made["first"], made["second"], made["for ever"]]
     assert found(now_s, 5) == [made["second"]]
-    assert [info.name for info, _ in consumer_pins(log.store, ROOT, now_s)] == [made["consumer's"]]
+    assert [info.name for info, _ in consumer_pins(log.store, IDENTITY, now_s)] == [made["consumer's"]]
     assert found(now_s + 100 - MARGIN_S) == found(now_s), "until they may be over by another clock"
     assert found(now_s + 101 - MARGIN_S) == [made["for ever"]]
-    assert list(consumer_pins(log.store, ROOT, now_s + 101 - MARGIN_S)) == []
+    assert list(consumer_pins(log.store, IDENTITY, now_s + 101 - MARGIN_S)) == []
 
 
 def test_a_pin_that_goes_after_it_was_listed_is_left_out(log: ShortLog) -> None:
     name, left = put(log, pin_of(log, 4)), put(log, pin_of(log, 5))
     store = FaultStore(log.store, FaultPlan.at("read", action=lambda: log.store.delete([name])))
-    assert [info.name for info, _ in standing_pins(store, ROOT, log.clock.now_s())] == [left]
+    assert [info.name for info, _ in standing_pins(store, log.clock.now_s())] == [left]
 
 
-def test_of_a_batch_that_was_repeated_the_last_state_is_read(log: ShortLog) -> None:
-    now_s = log.clock.now_s()
-    assert pinned_history(log.store, ROOT, 6, now_s) is None
-    put(log, pin_of(log, 6, made_ms=5), b"z")
+def found_of(log: ShortLog, uid: str = UID, batch: int | None = None) -> list[str]:
+    found = pins_of(log.store, log.query(), identity_of(uid), log.clock.now_s(), batch)
+    return [info.name for info, _ in found]
+
+
+def test_of_a_batch_that_was_repeated_only_the_pin_of_the_last_time_is_found(log: ShortLog) -> None:
+    """Also once the log begins later."""
+    assert found_of(log, batch=6) == []
+    older, kept = put(log, pin_of(log, 6), b"z"), put(log, pin_of(log, 5))
+    assert found_of(log) == [kept, older]
     log.run(6)
-    put(log, pin_of(log, 6, made_ms=6), b"a")
-    put(log, pin_of(log, 5, made_ms=9))
-    found = pinned_history(log.store, ROOT, 6, now_s)
-    assert found is not None
-    assert found.at(6) is not None
-    assert found.at(6) == pin_of(log, 6).history(log.store, ROOT).at(6)
+    newer = put(log, pin_of(log, 6), b"a")
+    assert found_of(log, batch=6) == [newer]
+    assert found_of(log) == [kept, newer]
+    log.run(7, base_ranges=[base_range(6)])
+    log.run(8, entry={"log_start": log.query().entries[-1].number})
+    assert log.query().entries[0].batch == 7
+    assert found_of(log) == [kept, newer]
+
+
+def test_what_a_claim_took_back_is_found_no_more(log: ShortLog) -> None:
+    five, six = put(log, pin_of(log, 5)), put(log, pin_of(log, 6))
+    target = log.query().at(5)
+    assert target is not None
+    log.claim(follows=target.id)
+    assert found_of(log) == [five]
+    assert [info.name for info, _ in standing_pins(log.store, log.clock.now_s())] == [five, six], "it keeps all it did"
+    log.claim(follows=b"")
+    assert found_of(log) == []
 
 
 def test_a_pin_expires_a_margin_after_its_time() -> None:
-    info, pin = ObjectInfo("op/pins/x", 1, 1000.0), pin_of(ShortLog(1), 0)
+    info, pin = ObjectInfo("pins/x", 1, 1000.0), pin_of(ShortLog(1), 0)
     assert not has_expired(pin, info, 1100.0 + MARGIN_S)
     assert has_expired(pin, info, 1100.1 + MARGIN_S)
     assert has_expired(pin, info, 1100.1, 0.0)
@@ -283,45 +369,45 @@ def test_a_pin_expires_a_margin_after_its_time() -> None:
 # ---- What the coordinator keeps ----
 
 
-def pins_of(log: ShortLog) -> StandingPins:
-    return StandingPins(log.store, ROOT, log.clock)
+def pins_in(log: ShortLog) -> StandingPins:
+    return StandingPins(log.store, log.clock)
 
 
 def test_what_standing_pins_name_is_kept_whether_they_hold_or_not(log: ShortLog) -> None:
     """The maker of one may just have seen that it holds."""
-    pins = pins_of(log)
+    pins = pins_in(log)
     put(log, pin_of(log, 5), holds=False)
     assert not pins.need(changes(5)), "nobody has looked yet"
-    assert pins.look(log.history()) == []
+    assert pins.look(log.query()) == []
     assert pins.need(changes(5))
-    assert pins.need(f"{ROOT}/runs/1/0/2")
+    assert pins.need(materialized(2))
     assert not pins.need(changes(6))
     assert pins.need_any(lambda name: name == changes(3))
     assert not pins.need_any(lambda name: name == changes(2))
 
 
 def test_expired_pins_are_over_and_keep_nothing(log: ShortLog) -> None:
-    pins = pins_of(log)
+    pins = pins_in(log)
     short, lasting = put(log, pin_of(log, 5)), put(log, pin_of(log, 6, lasts_s=None))
     log.clock.advance(100 + MARGIN_S)
-    assert pins.look(log.history()) == []
+    assert pins.look(log.query()) == []
     log.clock.advance(1)
-    assert pins.look(log.history()) == [short]
+    assert pins.look(log.query()) == [short]
     assert not pins.need(changes(3))
     assert pins.need(changes(6))
     log.store.delete([lasting])
-    pins.look(log.history())
+    pins.look(log.query())
     assert not pins.need(changes(6)), "it was removed"
 
 
 def test_a_pin_is_read_once_and_what_is_gone_by_then_keeps_nothing(log: ShortLog) -> None:
     gone = put(log, pin_of(log, 5))
     store = FaultStore(log.store, FaultPlan.at("read", action=lambda: log.store.delete([gone])))
-    pins = StandingPins(store, ROOT, log.clock)
-    pins.look(log.history())
+    pins = StandingPins(store, log.clock)
+    pins.look(log.query())
     assert not pins.need(changes(5))
     left = put(log, pin_of(log, 5), b"left")
-    history = log.history()
+    history = log.query()
     log.store.requests.clear()
     for _ in range(3):
         pins.look(history)
@@ -330,84 +416,95 @@ def test_a_pin_is_read_once_and_what_is_gone_by_then_keeps_nothing(log: ShortLog
 
 
 def test_one_pin_that_cannot_be_read_keeps_everything(log: ShortLog, caplog: pytest.LogCaptureFixture) -> None:
-    pins, name = pins_of(log), put(log, pin_of(log, 7))
+    pins, name = pins_in(log), put(log, pin_of(log, 7))
     log.store.put(name, b"damaged")
     other = put(log, pin_of(log, 4))
     for _ in range(2):
-        assert pins.look(log.history()) == []
+        assert pins.look(log.query()) == []
         assert pins.need(changes(0))
         assert pins.need_any(lambda name: False)
-        assert pins.changes_from == INITIAL_BATCH
+        assert pins.changes_from(IDENTITY) == INITIAL_BATCH
     assert caplog.text.count(f"{name} cannot be read, so nothing is deleted while it stands") == 1
     log.store.put(name, b"damaged")
     log.store.delete([other])
-    pins.look(log.history())
+    pins.look(log.query())
     assert caplog.text.count("cannot be read") == 1
     log.store.delete([name])
-    pins.look(log.history())
+    pins.look(log.query())
     assert not pins.need(changes(0))
-    assert pins.changes_from == 8
+    assert pins.changes_from(IDENTITY) == 8
     log.store.put(name, b"damaged again")
-    pins.look(log.history())
+    pins.look(log.query())
     assert caplog.text.count("cannot be read") == 2
 
 
 def test_a_store_that_fails_does_not_tell_what_pins_there_are(log: ShortLog) -> None:
     put(log, pin_of(log, 5))
     for operation in ("list", "read"):
-        pins = StandingPins(FaultStore(log.store, FaultPlan.at(operation)), ROOT, log.clock)
+        pins = StandingPins(FaultStore(log.store, FaultPlan.at(operation)), log.clock)
         with pytest.raises(StorageError):
-            pins.look(log.history())
+            pins.look(log.query())
         assert not pins.has_seen(INITIAL_BATCH)
-        pins.look(log.history())
+        pins.look(log.query())
         assert pins.has_seen(7)
         assert pins.need(changes(5))
 
 
 def test_changes_stay_until_the_pins_were_listed_after_them(log: ShortLog) -> None:
     """Before that, a consumer may rely on a log that still begins with them."""
-    pins = pins_of(log)
+    pins = pins_in(log)
     assert not pins.has_seen(INITIAL_BATCH)
-    assert pins.changes_from == INITIAL_BATCH
-    pins.look(History())
-    assert pins.changes_from == INITIAL_BATCH
-    pins.look(log.history())
-    assert (pins.has_seen(7), pins.has_seen(8), pins.changes_from) == (True, False, 8)
+    assert pins.changes_from(IDENTITY) == INITIAL_BATCH
+    pins.look(QueryHistory())
+    assert pins.changes_from(IDENTITY) == INITIAL_BATCH
+    pins.look(log.query())
+    assert (pins.has_seen(7), pins.has_seen(8), pins.changes_from(IDENTITY)) == (True, False, 8)
 
 
 def test_the_changes_of_the_consumer_that_is_furthest_behind_stay(log: ShortLog) -> None:
-    pins = pins_of(log)
+    pins = pins_in(log)
     put(log, consumers(log, 5, 6), b"near")
     put(log, pin_of(log, 4, since=1))
-    pins.look(log.history())
-    assert pins.changes_from == 5, "a pin of a checkpoint keeps what it names, and no later changes"
+    pins.look(log.query())
+    assert pins.changes_from(IDENTITY) == 5, "a pin of a checkpoint keeps what it names, and no later changes"
     far = put(log, consumers(log, 3, 6), b"far")
-    pins.look(log.history())
-    assert pins.changes_from == 3
+    pins.look(log.query())
+    assert pins.changes_from(IDENTITY) == 3
     log.store.delete([far])
     put(log, consumers(log, 7, 7), b"new")
-    pins.look(log.history())
-    assert pins.changes_from == 5
+    pins.look(log.query())
+    assert pins.changes_from(IDENTITY) == 5
+
+
+def test_a_consumer_keeps_no_changes_of_another_operator(pair: ShortLog) -> None:
+    pins, other = pins_in(pair), identity_of(OTHER)
+    put(pair, consumers(pair, 2, 5))
+    pins.look(pair.query())
+    assert (pins.changes_from(IDENTITY), pins.changes_from(other)) == (2, 6)
+    assert pins.need(changes(2))
+    assert not pins.need(changes(2, other))
+    now_s = pair.clock.now_s()
+    assert [len(list(consumer_pins(pair.store, one, now_s))) for one in (IDENTITY, other)] == [1, 0]
 
 
 def test_unseen_changes_stay_beside_those_of_a_consumer_of_later_ones(log: ShortLog) -> None:
-    pins = pins_of(log)
-    history = log.history()
+    pins = pins_in(log)
+    history = log.query()
     log.run(8)
     put(log, consumers(log, 8, 8))
     pins.look(history)
-    assert pins.changes_from == 8
+    assert pins.changes_from(IDENTITY) == 8
     log.run(9)
     put(log, replace(consumers(log, 8, 9), since=12), b"later")
-    log.store.delete([pin_name(ROOT, 8, b"pin")])
-    pins.look(log.history())
-    assert pins.changes_from == 10
+    log.store.delete([pin_name(8, b"pin")])
+    pins.look(log.query())
+    assert pins.changes_from(IDENTITY) == 10
 
 
 def test_a_consumer_that_is_too_far_behind_keeps_nothing_and_is_named_once(
     log: ShortLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pins = pins_of(log)
+    pins = pins_in(log)
     most = log.history().changes_bytes(3)
     behind, allowed = (
         put(log, consumers(log, 2, 7, max_bytes=most), b"2"),
@@ -415,11 +512,11 @@ def test_a_consumer_that_is_too_far_behind_keeps_nothing_and_is_named_once(
     )
     put(log, pin_of(log, 4))
     for _ in range(2):
-        assert pins.look(log.history()) == [behind]
+        assert pins.look(log.query()) == [behind]
         assert not pins.need(changes(2))
-        assert pins.changes_from == 3
+        assert pins.changes_from(IDENTITY) == 3
     log.run(8)
-    assert pins.look(log.history()) == [behind, allowed]
-    assert pins.changes_from == 9
+    assert pins.look(log.query()) == [behind, allowed]
+    assert pins.changes_from(IDENTITY) == 9
     for name in (behind, allowed):
         assert caplog.text.count(f"{name}, the pin of test, is over") == 1

@@ -10,30 +10,29 @@ from msgspec.structs import replace
 
 from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, read_pin, write_pin
 from statelog.checkpoint.retained_points import OWNER, RetainedPoints
-from statelog.log.entry import INITIAL_BATCH
 from statelog.storage import Store
 from statelog.testing.faults import FaultPlan, FaultStore
-from tests.short_log import NOW_S, ROOT, ShortLog, base_range
+from tests.short_log import NOW_S, ShortLog, base_range
 
 
 def make_points(log: ShortLog, retained_s: dict[float, float], store: Store | None = None) -> RetainedPoints:
-    return RetainedPoints(store or log.store, ROOT, "operator 'op'", retained_s, log.clock)
+    return RetainedPoints(store or log.store, "/location", retained_s, log.clock)
 
 
 def due(log: ShortLog, points: RetainedPoints) -> list[int]:
     """The batches that are due, if all of the log's become certain one after the other."""
-    return [one.batch for one in log.history().checkpoints if points.add(log.history(), one)]
+    return [one.batch for one in log.query().entries if points.add(log.query(), one)]
 
 
 def pins(log: ShortLog) -> list[Pin]:
-    found = [read_pin(log.store, name) for name in sorted(log.store.objects) if name.startswith(f"{ROOT}/pins/")]
+    found = [read_pin(log.store, name) for name in sorted(log.store.objects) if name.startswith("pins/")]
     return [pin for pin in found if pin is not None]
 
 
 def put(log: ShortLog, batch: int, **values: Any) -> str:
     """Write a pin as an earlier start may have left it."""
-    made = Pin.of(ROOT, log.history(), batch, owner=OWNER, made_ms=0, lasts_s=100.0)
-    name = pin_name(ROOT, batch, b"earlier")
+    made = Pin.of(log.query(), batch, owner=OWNER, made_ms=0, lasts_s=100.0)
+    name = pin_name(batch, b"earlier")
     write_pin(log.store, name, replace(made, **{"holds": True, **values}))
     return name
 
@@ -56,30 +55,18 @@ def test_a_batch_that_is_repeated_with_an_older_time_begins_no_interval() -> Non
     log = ShortLog()
     points = make_points(log, {10: 100})
     for batch, time_ms in enumerate((25_000, 12_000, 29_999, 30_000)):
-        log.run(batch, batch_time_ms=time_ms)
+        log.run(batch, entry={"batch_time_ms": time_ms})
     assert due(log, points) == [0, 3]
-
-
-def test_an_initial_checkpoint_is_no_point() -> None:
-    """It has no time; whoever is given state keeps it elsewhere."""
-    log = ShortLog()
-    log.run(INITIAL_BATCH, batch_time_ms=0)
-    log.run(0, base_ranges=[base_range(-1)])
-    points = make_points(log, {4: 100})
-    assert due(log, points) == [0]
-    points = make_points(log, {4: 100})
-    points.open(log.history(), 1)
-    assert points.pending == [0]
 
 
 def test_without_intervals_nothing_is_due_and_nothing_asked() -> None:
     log = ShortLog(3)
-    history, points = log.history(), make_points(log, {})
+    history, points = log.query(), make_points(log, {})
     log.store.requests.clear()
     points.open(history, 3)
     points.pin()
     assert due(log, points) == []
-    assert not [name for operation, name in log.store.requests if operation == "list" and "/pins/" in name]
+    assert not [name for operation, name in log.store.requests if operation == "list" and name == "pins/"]
 
 
 # ---- A start goes on ----
@@ -92,7 +79,7 @@ def test_a_start_looks_at_the_certain_checkpoints_that_are_retained() -> None:
     for batch in range(5, 9):
         log.run(batch)
     points = make_points(log, {1: 100})
-    points.open(log.history(), 7)
+    points.open(log.query(), 7)
     assert points.pending == [3, 4, 5, 6]
     points.pin()
     assert [pin.batch for pin in pins(log)] == [3, 4, 5, 6]
@@ -114,7 +101,7 @@ def test_a_pin_of_an_earlier_start_counts_if_it_lasts_long_enough(values: dict[s
     log = ShortLog(6)
     put(log, 1, **values)
     points = make_points(log, {4: 100})
-    points.open(log.history(), 6)
+    points.open(log.query(), 6)
     assert points.pending == pending
 
 
@@ -122,7 +109,7 @@ def test_pins_of_earlier_starts_count_for_the_intervals_that_ask_for_no_more() -
     log = ShortLog(6)
     put(log, 3)
     points = make_points(log, {2: 200, 3: 100})
-    points.open(log.history(), 6)
+    points.open(log.query(), 6)
     assert points.pending == [0, 2, 4]
 
 
@@ -131,19 +118,32 @@ def test_a_pin_that_has_expired_or_gone_does_not_count() -> None:
     name = put(log, 0)
     log.clock.advance(100 + MARGIN_S)
     points = make_points(log, {4: 100})
-    points.open(log.history(), 2)
+    points.open(log.query(), 2)
     assert points.pending == []
     log.clock.advance(1)
     points = make_points(log, {4: 100})
-    points.open(log.history(), 2)
+    points.open(log.query(), 2)
     assert points.pending == [0]
     log = ShortLog(2)
     put(log, 0)
     going = FaultPlan.at("read", action=lambda: log.store.delete([name]))
-    history = log.history()
+    history = log.query()
     points = make_points(log, {4: 100}, FaultStore(log.store, going))
     points.open(history, 2)
     assert points.pending == [0]
+
+
+def test_a_pin_of_a_checkpoint_that_was_taken_back_does_not_count() -> None:
+    log = ShortLog(6)
+    put(log, 4)
+    points = make_points(log, {4: 100})
+    points.open(log.query(), 6)
+    assert points.pending == [], "later intervals have a pin"
+    log.run(4)
+    log.run(5)
+    points = make_points(log, {4: 100})
+    points.open(log.query(), 6)
+    assert points.pending == [0, 4]
 
 
 def test_a_pin_that_cannot_be_read_does_not_hide_the_others() -> None:
@@ -151,7 +151,7 @@ def test_a_pin_that_cannot_be_read_does_not_hide_the_others() -> None:
     log.store.put(put(log, 0), b"damaged")
     put(log, 5)
     points = make_points(log, {4: 100})
-    points.open(log.history(), 9)
+    points.open(log.query(), 9)
     assert points.pending == [8]
 
 
@@ -202,11 +202,11 @@ def test_a_point_that_a_newer_start_has_given_up_is_forgotten() -> None:
 def test_a_point_is_pinned_as_it_was_when_it_was_due() -> None:
     log = ShortLog(5)
     log.run(5, base_ranges=[base_range(4)])
-    history, points = log.history(), make_points(log, {4: 100})
-    needed = Pin.of(ROOT, history, 4, owner=OWNER, made_ms=0, lasts_s=1.0).objects
-    for one in list(history.checkpoints):
+    history, points = log.query(), make_points(log, {4: 100})
+    needed = Pin.of(history, 4, owner=OWNER, made_ms=0, lasts_s=1.0).objects
+    for one in list(history.entries):
         points.add(history, one)
-    history.retain(5)
+    history.retain(5, {})
     assert history.at(4) is None
     points.pin()
     assert pins(log)[-1].objects == needed
