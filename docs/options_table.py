@@ -32,6 +32,8 @@ _HEAD: Final = """# Options
 
 Given as `options=statelog.Options(...)`, for each operator. This page is made from the docstring of the class.
 
+{shared}
+
 | option | default | meaning | Flink's (its default) |
 |---|---|---|---|
 """
@@ -43,7 +45,13 @@ def page() -> str:
         f"| `{field.name}` | {_default(field)} | {meanings()[field.name]} | {_FLINK.get(field.name, '')} |"
         for field in dataclasses.fields(Options)
     ]
-    return _HEAD + "\n".join(rows) + "\n"
+    return _HEAD.format(shared=shared()) + "\n".join(rows) + "\n"
+
+
+def shared() -> str:
+    """What the docstring says of the options that the operators of a query share."""
+    _, paragraph, *_ = (inspect.getdoc(Options) or "").split("\n\n")
+    return paragraph.replace("``", "`")
 
 
 def meanings() -> dict[str, str]:

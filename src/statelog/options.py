@@ -1,4 +1,4 @@
-"""The options of an operator, checked when they are made."""
+"""The options of an operator and its query, checked when they are made."""
 
 from __future__ import annotations
 
@@ -65,6 +65,11 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
 class Options:
     """Options of a stateful operator. All have defaults, and may differ between starts unless they say otherwise.
 
+    Some options are the query's, because the query has one log and one place of state: ``file_merging``,
+    ``max_file_bytes``, ``max_space_amplification``, ``retained_checkpoints``, ``retained_s``, ``inline_budget_bytes``,
+    ``log_min_age_s``, ``orphan_min_age_s``, ``driver_timeout_s``, ``heartbeat_s`` and ``placement``. They must be equal
+    in all operators of a query; a start with different values is refused. The others are each operator's own.
+
     Parameters
     ----------
     table : {"runs", "memory", "rocksdb"}
@@ -92,26 +97,27 @@ class Options:
         complete.
     materialization : bool
         Whether keyed state is materialized: stored as merged runs, so that older changesets can be deleted. Without
-        it the log grows for ever.
+        it the query's log grows without bound, with the changes of all its operators.
     materialization_interval_s : float
         How often each subtask materializes its state if it has changes; subtasks do it at different times.
     materialization_max_failures : int
         The query fails after more failures in a row of one subtask.
     max_log_to_base : float
         A subtask materializes earlier if its changesets are larger than this times its materialized state, and than 1
-        MB; at most a fortieth of the time goes to this.
+        MB; at most a fortieth of the time goes to this. So does an operator that alone keeps more of the log than this
+        times the materialized state of all operators.
     replay_budget_s : float
         A subtask materializes earlier if a restart would need longer than this, by estimate, to read its changesets.
     restore_deadline_s : float or None
         A subtask that takes longer to restore its state, its RocksDB table included, fails and names the missing
         part. None for no limit.
     driver_timeout_s : float
-        A task fails if the driver takes longer to reply. The last task of a batch waits until the checkpoint is
-        durable.
+        A task fails if the driver takes longer to reply. The last task of a query's batch waits until the checkpoint
+        is durable.
     inline_budget_bytes : int or None
-        Changesets smaller than this, divided by the parallelism, travel with the acks and become part of the log
-        entry. Tasks write larger ones themselves. None for 8 MiB in a directory, and 32 MiB in an object store, whose
-        writes take longer.
+        This many bytes of changes in a batch travel with the acks and become part of the log entry; all subtasks of all
+        operators share them. Tasks write larger changesets themselves. None for 8 MiB in a directory, and 32 MiB in an
+        object store, whose writes take longer.
     compression : {"lz4", "zstd", "none"}
         Compression of stored keyed state. Files written with another setting stay readable.
     upload_part_bytes : int
