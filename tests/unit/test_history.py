@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from statelog.checkpoint.history import History, Record, overlapping
 from statelog.local.restore_plan import SHARED_BYTES, Extent
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, encode_frame
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, encode_frame
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import KEY_GROUPS, hash_range
+from tests.entries import entry_of
 
 
 def segment(subtask: int, name: str = "op/log/1", offset: int = 0, length: int = 10) -> SegmentRef:
@@ -20,8 +21,9 @@ def segment(subtask: int, name: str = "op/log/1", offset: int = 0, length: int =
 
 
 def checkpoint(batch: int, *segments: SegmentRef, parallelism: int = 1, number: int = 0) -> Checkpoint:
+    """A checkpoint of an operator whose state begins with batch 0."""
     made = Checkpoint(1, batch, 0, "query", "run", "op", parallelism, list(segments), b"keys", [], 0, 0, b"")
-    return replace(made, number=number)
+    return replace(made, number=number, begins=batch == 0)
 
 
 def base(through: int, subtask: int = 0, parallelism: int = 1) -> Base:
@@ -83,8 +85,7 @@ def names(runs: Iterable[StoredRun]) -> list[str]:
 
 
 def test_a_later_entry_replaces_its_batch_and_everything_after() -> None:
-    claim = Claim(2, "query", "run", "op", b"", 0)
-    history = History([checkpoint(0), checkpoint(1), claim, *(checkpoint(batch, number=batch) for batch in (2, 3, 4))])
+    history = History([checkpoint(0), checkpoint(1), *(checkpoint(batch, number=batch) for batch in (2, 3, 4))])
     assert batches(history.records) == [0, 1, 2, 3, 4]
     assert batches(history.add(checkpoint(2, number=9))) == [4, 3, 2]
     assert [one.number for one in history.checkpoints] == [0, 0, 9]
@@ -96,6 +97,21 @@ def test_a_later_entry_replaces_its_batch_and_everything_after() -> None:
     assert [one.batch for one in history.between(0, 5)] == [0, 1, 2]
     assert batches(history.add(checkpoint(0, number=10))) == [2, 1, 0]
     assert (History().latest, History().latest_record, History().oldest) == (None, None, None)
+
+
+def test_what_comes_after_a_batch_can_be_taken_back() -> None:
+    """Also all of it; then the state begins anew."""
+    history = History([checkpoint(0), replace(checkpoint(1), bases=[base(0)]), *map(checkpoint, (2, 3))])
+    assert batches(history.settle(2)) == [0, 1, 2]
+    assert batches(history.cut(1)) == [3, 2]
+    assert history.cut(1) == []
+    assert (history.first_batch, history.latest) == (0, replace(checkpoint(1), bases=[base(0)]))
+    history.add(checkpoint(2))
+    assert batches(history.settle(2)) == [2], "it is another one"
+    assert batches(history.cut(INITIAL_BATCH)) == [2, 1, 0]
+    assert (history.first_batch, history.latest) == (None, None)
+    history.add(checkpoint(0))
+    assert history.levels(b"origin", 0, 1, 0) == []
 
 
 def test_a_copy_stays_as_it_is() -> None:
@@ -132,26 +148,43 @@ def test_the_first_entry_of_a_log_adds_what_it_repeats() -> None:
     assert (record.base_map, record.added_runs) == (None, []), "of the other keys nothing is known"
 
 
-def test_batch_0_starts_anew() -> None:
-    history = History([checkpoint(0), replace(checkpoint(1), bases=[base(1)]), *map(checkpoint, (2, 3))])
-    history.add(replace(checkpoint(4), base_ranges=ranges(base(1))))
-    assert batches(history.retain(4)) == [0, 1]
-    history.add(checkpoint(0))
+@pytest.mark.parametrize("first", [0, 3])
+def test_state_begins_with_the_batch_that_says_so(first: int) -> None:
+    beginning = replace(checkpoint(first), begins=True)
+    history = History([beginning, checkpoint(first + 1)])
+    assert [record.needed_from for record in history.records] == [first, first]
+    assert history.has_batch(first + 1)
+    assert history.levels(b"origin", 0, 1, first + 1) == []
+    history.add(replace(beginning, revision=1))
     [record] = history.records
-    assert names(record.removed_runs) == ["op/runs/1/0/1"], "it counted before the oldest entry"
-    assert history.levels(b"origin", 0, 1, 0) == []
-    history.add(replace(checkpoint(1), bases=[base(0)]))
-    assert [record.needed_from for record in history.records] == [0, 0]
+    assert (record.checkpoint.revision, record.added_runs, record.removed_runs) == (1, [], [])
+    history.add(replace(checkpoint(first + 1), bases=[base(first)]))
+    assert [record.needed_from for record in history.records] == [first, first]
+    history.add(replace(checkpoint(first + 2), base_ranges=ranges(base(first))))
+    assert [record.needed_from for record in history.records] == [first, first, first + 1]
 
 
-def test_batch_0_goes_on_from_what_was_there_before() -> None:
-    founding = replace(checkpoint(INITIAL_BATCH), base_ranges=ranges(base(INITIAL_BATCH)))
-    for batch_0 in (checkpoint(0), replace(checkpoint(0), revision=1)):
-        history = History([founding, checkpoint(0), batch_0])
-        assert history.levels(b"origin", 0, 1, 0) == base(INITIAL_BATCH).levels
-        assert batches(history.records) == [INITIAL_BATCH, 0]
-    found = History([founding, replace(checkpoint(0), base_ranges=ranges(base(INITIAL_BATCH)))])
-    assert found.levels(b"origin", 0, 1, 0) == base(INITIAL_BATCH).levels
+def test_state_that_was_given_counts_from_the_batch_that_begins_with_it() -> None:
+    """Also if that is revised, or repeats it later."""
+    given = replace(checkpoint(3), begins=True, base_ranges=ranges(base(2)))
+    history = History([given])
+    for beginning in (given, replace(given, revision=1)):
+        history.add(beginning)
+        [record] = history.records
+        assert names(record.added_runs) == ["op/runs/1/0/2"]
+        assert record.needed_from == 3
+        assert history.levels(b"origin", 0, 1, 3) == base(2).levels
+    history.add(replace(checkpoint(4), base_ranges=ranges(base(2))))
+    assert [names(record.added_runs) for record in history.records] == [["op/runs/1/0/2"], []]
+
+
+def test_keys_without_a_base_have_their_first_changes_in_the_batch_that_begins() -> None:
+    """If only one of two subtasks has materialized its state."""
+    history = History([replace(checkpoint(4, parallelism=2), begins=True), checkpoint(5, parallelism=2)])
+    history.add(replace(checkpoint(6, parallelism=2), bases=[base(5, subtask=1, parallelism=2)]))
+    found = [history.missing_segments(b"origin", subtask, 2, 6, set()) for subtask in range(2)]
+    assert [(plan.since, plan.first_batch) for plan in found] == [(b"origin", 4), (b"1 of 2 after 5", 6)]
+    assert history.retain(6) == []
 
 
 # ---- What can be restored ----
@@ -185,36 +218,7 @@ def test_what_the_newest_entry_gives_up_cannot_be_restored() -> None:
     assert history.oldest == history.at(3)
     assert [history.has_batch(batch) for batch in range(6)] == [False] * 3 + [True] * 3
     assert History().retained_from == INITIAL_BATCH
-    of_version_1 = History(map(checkpoint, range(3)))
-    assert (of_version_1.retained_from, of_version_1.oldest) == (INITIAL_BATCH, checkpoint(0))
-
-
-@pytest.mark.parametrize(
-    ("gone", "expected"),
-    [
-        (set(), 0),
-        ({"1"}, 3),
-        ({"2"}, 3),
-        ({"3"}, 6),
-        ({"4"}, 6),
-        ({"6"}, 6),
-        ({"op/runs/1/0/1"}, 3),
-        ({"op/runs/1/0/2"}, 6),
-    ],
-)
-def test_a_log_of_version_1_retains_what_is_there_as_a_whole(gone: set[str], expected: int) -> None:
-    entries = [checkpoint(batch, segment(0, str(batch))) for batch in range(7)]
-    entries[2] = replace(entries[2], bases=[base(1)])
-    entries[3] = replace(entries[3], base_ranges=ranges(base(1)), bases=[base(2)])
-    history = History(entries)
-    assert [record.needed_from for record in history.records] == [0, 0, 0, 3, 3, 3, 3]
-    assert history.whole_from((history.object_names() - gone).__contains__) == expected
-
-
-def test_a_log_of_version_1_retains_nothing_of_which_the_base_is_not_known() -> None:
-    entries = [*map(checkpoint, (2, 3)), replace(checkpoint(4), base_ranges=ranges(base(3)), bases=[]), checkpoint(5)]
-    assert History(entries).whole_from(lambda name: True) == 4
-    assert History().whole_from(lambda name: True) == INITIAL_BATCH
+    assert History(map(checkpoint, range(3))).oldest == checkpoint(0), "nothing is given up"
 
 
 def test_changes_of_a_state_count_from_it_on_whatever_was_materialized_meanwhile() -> None:
@@ -226,9 +230,15 @@ def test_changes_of_a_state_count_from_it_on_whatever_was_materialized_meanwhile
 
 
 def test_changes_are_all_there_from_a_first_batch_before_which_nothing_was() -> None:
-    founding = replace(checkpoint(INITIAL_BATCH), base_ranges=ranges(base(INITIAL_BATCH)))
-    assert History([checkpoint(0), checkpoint(1)]).begins_empty
-    for entries in ([], [checkpoint(1)], [founding, checkpoint(0)], [replace(checkpoint(0), bases=[base(-1)])]):
+    begun = replace(checkpoint(3), begins=True)
+    for first in (checkpoint(0), begun):
+        assert History([first, checkpoint(first.batch + 1)]).begins_empty
+    for entries in (
+        [],
+        [checkpoint(1)],
+        [replace(begun, base_ranges=ranges(base(2)))],
+        [replace(checkpoint(0), bases=[base(0)])],
+    ):
         assert not History(entries).begins_empty
     assert not History.on_base([], [checkpoint(5)]).begins_empty
 
@@ -294,7 +304,8 @@ def test_changes_take_their_bytes_and_about_as_many_as_their_entries() -> None:
         history.retain(2)
         assert history.changes_bytes(2) == own
     for whole, own in zip(written, taken, strict=True):
-        entry_bytes = sum(map(len, encode_frame(replace(whole, token=bytes(16), run_id=16 * "run"), [])))
+        entry = entry_of(replace(whole, token=bytes(16), run_id=16 * "run"))
+        entry_bytes = sum(map(len, encode_frame(entry, [])))
         assert entry_bytes / 2 < own - 5000 * len(whole.segments) < 2 * entry_bytes
 
 
@@ -305,6 +316,15 @@ def test_what_cannot_be_restored_is_not_kept() -> None:
     assert batches(history.retain(2)) == [2, 3]
     unknown = History(map(checkpoint, (2, 3)))
     assert unknown.retain(3) == [], "nobody knows what it builds on"
+
+
+def test_of_an_operator_that_has_left_the_query_nothing_is_needed_once_its_last_checkpoint_is_given_up() -> None:
+    history = History([*map(checkpoint, range(3)), replace(checkpoint(3), bases=[base(2)])])
+    assert history.needed_from(3) == 0
+    assert history.needed_from(4) == 4
+    assert history.log_start(4, 9) is None
+    assert batches(history.retain(4, changes_from=2)) == [0, 1]
+    assert batches(history.retain(4)) == [2, 3]
 
 
 def test_an_entry_that_is_written_again_is_not_needed_for_itself() -> None:

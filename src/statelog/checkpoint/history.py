@@ -179,7 +179,7 @@ class History:
     def begins_empty(self) -> bool:
         """Whether the changes of all batches are there, and nothing was before the first one."""
         first = self._records[0] if self._records else None
-        return first is not None and first.checkpoint.begins and not first.checkpoint.base_ranges
+        return first is not None and first.checkpoint.begins and first.base_map == BaseMap(begins_at=first.batch)
 
     @property
     def latest_record(self) -> Record | None:
