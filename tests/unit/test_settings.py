@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +17,19 @@ from pyspark.sql import Row
 
 import statelog
 from statelog import ConfigurationError, CountWindows, ErrorKind, SessionWindows, SlidingWindows, TumblingWindows
-from statelog.checkpoint.history import History
+from statelog.aggregates.build import KeyedDefinition, KeyedPlan, plan_aggregates
+from statelog.checkpoint.query_history import read_history
 from statelog.checkpoint.settings import RULES, Verdict, changes, inherit, require_convertible
 from statelog.checkpoint.window_settings import WindowSettings
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
+from statelog.convert.types import key_schema
 from statelog.log.entry import Checkpoint
-from statelog.log.open import open_log
 from statelog.reading.manifest import SavedOperator
 from statelog.reading.parts import one_by_one
 from statelog.runs.schema import StateSchema
 from statelog.runs.times import NO_TIME_MS, Ttl
-from statelog.savepoints.load import RestoreTarget, restore_operator
+from statelog.savepoints.load import RestoreTarget, restore_operators
 from statelog.savepoints.save import save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
@@ -131,14 +135,9 @@ def test_the_table_has_every_setting_that_is_recorded() -> None:
     recorded += [settings_of(CountWindows(1)), dict(planned(["user"]).operator.codecs.settings)]
     names = {name for settings in recorded for name in settings}
     judged = {name for rule in RULES for name in rule.names}
-    prefixes = ("aggregate ", "value of ")
+    prefixes = ("aggregate ", "value of ", "hashed type of ")
     assert {name for name in names if not name.startswith(prefixes)} == judged - {*prefixes, "TTL of state "}
     assert {"size_ms", "gap_ms", "size", "allowedLatenessMs", "results", "windows", "timeMode"} <= names
-
-
-def test_a_checkpoint_without_settings_admits_every_start() -> None:
-    require_convertible(settings_of(TumblingWindows(5)), [], checkpoint(), "here")
-    assert inherit({"timeMode": "None"}, [], checkpoint(100), "here").settings == {"timeMode": "None"}
 
 
 def test_a_refusal_names_what_was_and_what_is_and_what_to_do() -> None:
@@ -163,9 +162,10 @@ def test_a_setting_is_judged_also_if_there_is_no_other() -> None:
 
 
 def test_only_the_runs_own_settings_are_recorded_and_aggregates_that_were_removed() -> None:
-    before = checkpoint(gap_ms=5, size=7, **{"aggregate x": "sum(n)", "aggregate y": "count()"})
+    removed = {"aggregate x": "quantiles(n)", "value of x": "0.5", "aggregate z": "d", "hashed type of z": "bigint"}
+    before = checkpoint(gap_ms=5, size=7, **removed, **{"aggregate y": "count()"})
     taken = inherit({"size": 8, "aggregate y": "count()"}, [], before, "here")
-    assert taken.settings == {"size": 8, "aggregate x": "sum(n)", "aggregate y": "count()"}
+    assert taken.settings == {"size": 8, "aggregate y": "count()", **removed}
 
 
 def test_a_conversion_is_told_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,11 +182,10 @@ def test_a_conversion_is_told_and_nothing_else(caplog: pytest.LogCaptureFixture)
     [
         {},
         {"windows": "none", "results": "agg"},
-        {"windows": "counts"},
         {"windows": "counts", "results": "of a later version"},
     ],
 )
-def test_operators_without_windows_and_those_of_old_checkpoints_have_no_windows_settings(
+def test_operators_without_windows_and_those_of_unknown_ones_have_no_windows_settings(
     recorded: dict[str, str],
 ) -> None:
     assert WindowSettings.of(recorded) is None
@@ -480,6 +479,67 @@ def test_the_watermark_does_not_go_back_when_it_is_sparks_from_now_on() -> None:
             assert other.advanceWatermark(50) == [Row(n=50)]
 
 
+# ---- Sketches ----
+
+
+def counting(kind: str, name: str = "x") -> KeyedPlan:
+    """Keys with about the number of different values of a column of a type."""
+    schema = read_schema(f"user string, n {kind}", "input")
+    definition = KeyedDefinition(schema, [0], key_schema([schema["user"]]), None, is_streaming=True, ansi=True)
+    aggregate = {name: statelog.ApproxCountDistinct("n")}
+    return plan_aggregates(definition, [], aggregate, output_mode="update", ttl=None, combine=False)
+
+
+@contextmanager
+def counted(kind: str, values: list[Any], kind_now: str, name: str = "x") -> Iterator[Harness]:
+    """A query that has counted values of a type, and now gets those of another."""
+    with Harness(
+        counting(kind).operator, input=f"user string, n {kind}", output=counting(kind).output, keys=["user"]
+    ) as old:
+        old.push([("a", value) for value in values])
+        now = counting(kind_now, name)
+        with again(old, now.operator, input=f"user string, n {kind_now}", output=now.output, keys=["user"]) as harness:
+            yield harness
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "kind_now", "values_now"),
+    [
+        ("tinyint", [1, 2], "bigint", [2, 3]),
+        ("float", [1.5, 2.5], "double", [2.5, 3.5]),
+        ("decimal(5,2)", [Decimal("1.25"), Decimal("2.5")], "decimal(9,2)", [Decimal("2.50"), Decimal("3.00")]),
+    ],
+)
+def test_a_wider_type_counts_on(kind: str, values: list[Any], kind_now: str, values_now: list[Any]) -> None:
+    with counted(kind, values, kind_now) as harness:
+        assert harness.push([("a", value) for value in values_now]) == [Row(user="a", x=3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "kind_now", "recorded"),
+    [
+        ("int", [1, 2], "double", "bigint'.*'double"),
+        ("string", ["1"], "bigint", "string'.*'bigint"),
+        ("date", [date(2020, 1, 1)], "timestamp", "date'.*'timestamp"),
+        ("decimal(5,2)", [Decimal(1)], "decimal(6,3)", r"decimal\(38,2\)'.*'decimal\(38,3\)"),
+    ],
+)
+def test_a_type_with_other_hashes_is_refused(kind: str, values: list[Any], kind_now: str, recorded: str) -> None:
+    with (
+        counted(kind, values, kind_now) as harness,
+        pytest.raises(ConfigurationError, match=f"hashed type of x='{recorded}'.*counted twice.*another alias"),
+    ):
+        harness.push([])
+    with counted(kind, values, kind_now, "y") as harness:
+        assert harness.push([("a", None)]) == [Row(user="a", y=0)]
+
+
+def test_windows_record_the_types_that_they_hash() -> None:
+    plan = aggregated(statelog.ApproxCountDistinct("n"), statelog.ApproxCountDistinct("user").alias("users"))
+    recorded = {name: kind for name, kind in plan.operator.codecs.settings.items() if name.startswith("hashed")}
+    assert recorded == {"hashed type of approx_count_distinct(n)": "bigint", "hashed type of users": "string"}
+
+
 # ---- What is stored ----
 
 
@@ -493,15 +553,16 @@ def test_a_savepoint_has_the_settings(tmp_path: Path) -> None:
     for name, data in snapshot.query.objects.items():
         source.put(name, data)
     options, clock = statelog.Options(), ManualClock(0)
-    entries = open_log(source, "main", options, clock).read()
-    saved = save_operator(
-        History(entries), 1, "main", location=str(tmp_path / "source"), target=target, run_all=one_by_one
-    )
+    history = read_history(source).of("main")
+    assert history is not None
+    saved = save_operator(history, 1, "main", location=str(tmp_path / "source"), target=target, run_all=one_by_one)
     stored = msgspec.json.decode(msgspec.json.encode(saved), type=SavedOperator)
-    restore_operator(
-        stored, target, RestoreTarget(location, "q2", "r2", 1, options, clock, lambda: b"t" * 16), one_by_one
+    restore_operators(
+        [stored], target, RestoreTarget(location, "q2", "r2", 1, options, clock, lambda: b"t" * 16), one_by_one
     )
-    first = History(open_log(LocalStore(location), "main", options, clock).read()).at(1)
+    restored = read_history(LocalStore(location)).of("main")
+    assert restored is not None
+    first = restored.at(1)
     assert first is not None
     assert first.settings == {**settings_of(SessionWindows(10), lateness_ms=20)}
     with pytest.raises(ConfigurationError, match="windows='sessions'"):

@@ -111,33 +111,21 @@ def test_what_else_values_follow_from_is_recorded() -> None:
     }
 
 
-def test_values_of_older_checkpoints_are_in_stored_form() -> None:
-    pytest.importorskip("datasketches")
-    aggregates = [statelog.Collect("time"), statelog.Min("time"), *QUANTILES]
-    bound = bind_aggregates(aggregates, SCHEMA, ansi=True)
-    stored = StoredAggregates.of(described(aggregates), stored_schema(aggregates))
-    assert stored is not None
-    panes = bound.reduce(bound.lift(rows(), pa.array(range(ROWS))), Groups(np.arange(ROWS) // 40, ROWS // 40))
-    merged = stored.reduce(panes, Groups(np.zeros(ROWS // 40, np.int64), 1))
-    assert stored.results(merged) == merged
-    assert stored.result.types == [pa.list_(pa.int64()), pa.int64(), pa.binary(), pa.binary()]
-
-
 def test_a_mean_of_decimals_has_the_type_of_the_query() -> None:
     aggregates: list[Aggregate] = [statelog.Mean("d"), statelog.Mean("large")]
-    stored = StoredAggregates.of(described(aggregates), stored_schema(aggregates))
+    stored = StoredAggregates.of(described(aggregates), stored_schema(aggregates), {})
     assert stored is not None
     assert stored.result.types == [pa.decimal128(14, 6), pa.decimal128(38, 6)]
 
 
 def test_a_removed_aggregate_has_no_value() -> None:
     aggregates: list[Aggregate] = [statelog.Count(), statelog.Mean("x")]
-    stored = StoredAggregates.of(described([*AGGREGATES]), stored_schema(aggregates))
+    stored = StoredAggregates.of(described([*AGGREGATES]), stored_schema(aggregates), {})
     assert stored is not None
     assert stored.result.names == ["count", "mean(x)"]
 
 
 def test_what_is_not_described_is_not_guessed() -> None:
     schema = stored_schema(AGGREGATES[:3])
-    assert StoredAggregates.of(described(AGGREGATES[:2]), schema) is None
-    assert StoredAggregates.of(described(AGGREGATES[:2]) | {"sum(n)": "median(n)"}, schema) is None
+    assert StoredAggregates.of(described(AGGREGATES[:2]), schema, {}) is None
+    assert StoredAggregates.of(described(AGGREGATES[:2]) | {"sum(n)": "median(n)"}, schema, {}) is None

@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import (
+    DataType,
+    DecimalType,
+    DoubleType,
+    FractionalType,
+    IntegralType,
+    LongType,
+    StructField,
+    StructType,
+)
 
-from statelog.aggregates.functions import Aggregate, Count, Quantiles, stored_type
+from statelog.aggregates.functions import Aggregate, ApproxCountDistinct, Count, Quantiles, stored_type
 from statelog.aggregates.groups import Groups, Int64s
-from statelog.aggregates.kernels import Columns, Kernel
+from statelog.aggregates.kernels import MAX_PRECISION, Columns, Kernel
 from statelog.aggregates.stored import stored_column, to_given
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
@@ -153,6 +162,26 @@ def value_details(aggregates: Sequence[Aggregate], result: StructType) -> dict[s
         elif stored_type(field.dataType) != field.dataType:
             details[field.name] = field.dataType.simpleString()
     return details
+
+
+def hashed_types(aggregates: Sequence[Aggregate], schema: StructType) -> dict[str, str]:
+    """For each value that counts hashes of values, the type as which they are hashed, as text.
+
+    See :func:`statelog.aggregates.value_hashes.value_hashes`: the widest type whose values have the same hashes.
+    """
+    return {
+        aggregate.output_name: _hashed_type(_column(aggregate, aggregate.column, schema)[1]).simpleString()
+        for aggregate in aggregates
+        if isinstance(aggregate, ApproxCountDistinct)
+    }
+
+
+def _hashed_type(kind: DataType) -> DataType:
+    if isinstance(kind, DecimalType):
+        return DecimalType(MAX_PRECISION, kind.scale)
+    if isinstance(kind, IntegralType):
+        return LongType()
+    return DoubleType() if isinstance(kind, FractionalType) else kind
 
 
 def _column(aggregate: Aggregate, name: str | None, schema: StructType) -> tuple[int, DataType]:

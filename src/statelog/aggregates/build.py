@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statelog.aggregates.accumulators import Reduction, bind_aggregates
+from statelog.aggregates.accumulators import Reduction, bind_aggregates, hashed_types
 from statelog.aggregates.combine import PartialAggregates
 from statelog.aggregates.functions import Aggregate, require_comparable
 from statelog.aggregates.operator import Completion, KeyedAggregates
 from statelog.aggregates.rows import Deduplicate, LatestRow, TopRows
+from statelog.checkpoint.settings import AGGREGATE, HASHED
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
@@ -76,7 +77,8 @@ def plan_aggregates(
     bound = [*aggregates, *(_named(name, aggregate) for name, aggregate in named.items())]
     accumulators = bind_aggregates(bound, definition.schema, ansi=definition.ansi)
     settings: dict[str, int | str] = {"results": "aggregates of keys"}
-    settings |= {f"aggregate {one.output_name}": str(one) for one in bound}
+    settings |= {AGGREGATE + one.output_name: str(one) for one in bound}
+    settings |= {HASHED + name: kind for name, kind in hashed_types(bound, definition.schema).items()}
     completion = _completion(definition, "agg", output_mode, ttl)
     return _planned(definition, "agg", accumulators, completion, settings, combine=combine)
 

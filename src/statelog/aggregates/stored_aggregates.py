@@ -45,8 +45,8 @@ class _Kind:
 
     fields: tuple[tuple[str, ...], ...]
     """The suffixes of the fields, see :class:`statelog.aggregates.functions.BoundAggregate`; one of several choices."""
-    kernel: Callable[[str, pa.DataType], Kernel]
-    """Makes the kernel, given what is in the brackets of the text and the type of the first field."""
+    kernel: Callable[[str, pa.DataType, str], Kernel]
+    """Makes the kernel, given what is in the brackets of the text, the type of the first field, and the detail."""
 
 
 def _rsd(inner: str) -> float:
@@ -59,6 +59,10 @@ def _compression(inner: str) -> int:
     return DEFAULT_COMPRESSION if found is None else int(found[1])
 
 
+def _fractions(detail: str) -> list[float]:
+    return [float(each) for each in detail.split(",")]
+
+
 def _mean_type(sums: pa.DataType) -> pa.DataType:
     """The type of a mean, as Spark chooses it; of sums with the most digits it has as many."""
     if not pa.types.is_decimal(sums):
@@ -69,34 +73,31 @@ def _mean_type(sums: pa.DataType) -> pa.DataType:
 
 
 def _moments(*, is_sample: bool, is_deviation: bool) -> _Kind:
-    return _Kind((_MOMENTS,), lambda inner, kind: VarianceKernel(is_sample=is_sample, is_deviation=is_deviation))
+    return _Kind(
+        (_MOMENTS,), lambda inner, kind, detail: VarianceKernel(is_sample=is_sample, is_deviation=is_deviation)
+    )
 
 
 _KINDS: Final = {
-    "count": _Kind((_VALUE,), lambda inner, kind: CountKernel()),
-    "sum": _Kind((_VALUE,), lambda inner, kind: SumKernel(kind, wraps=False)),
-    "mean": _Kind((("sum", "count"),), lambda inner, kind: MeanKernel(kind, _mean_type(kind), wraps=False)),
+    "count": _Kind((_VALUE,), lambda inner, kind, detail: CountKernel()),
+    "sum": _Kind((_VALUE,), lambda inner, kind, detail: SumKernel(kind, wraps=False)),
+    "mean": _Kind((("sum", "count"),), lambda inner, kind, detail: MeanKernel(kind, _mean_type(kind), wraps=False)),
     "var_samp": _moments(is_sample=True, is_deviation=False),
     "var_pop": _moments(is_sample=False, is_deviation=False),
     "stddev_samp": _moments(is_sample=True, is_deviation=True),
     "stddev_pop": _moments(is_sample=False, is_deviation=True),
-    "min": _Kind((_VALUE,), lambda inner, kind: ExtremeKernel(is_max=False)),
-    "max": _Kind((_VALUE,), lambda inner, kind: ExtremeKernel(is_max=True)),
-    "first": _Kind((_BY_TIME, _BY_COLUMN), lambda inner, kind: FirstLastKernel(is_last=False)),
-    "last": _Kind((_BY_TIME, _BY_COLUMN), lambda inner, kind: FirstLastKernel(is_last=True)),
-    "collect": _Kind((_VALUE,), lambda inner, kind: ListKernel(MAX_LIST_BYTES)),
-    "count_distinct": _Kind((_VALUE,), lambda inner, kind: DistinctKernel(MAX_LIST_BYTES)),
-    "approx_count_distinct": _Kind((_VALUE,), lambda inner, kind: HyperLogLogKernel(lg_k_of(_rsd(inner)))),
-    _QUANTILES: _Kind((_VALUE,), lambda inner, kind: _SketchOfQuantiles((), _compression(inner), _DOUBLES)),
+    "min": _Kind((_VALUE,), lambda inner, kind, detail: ExtremeKernel(is_max=False)),
+    "max": _Kind((_VALUE,), lambda inner, kind, detail: ExtremeKernel(is_max=True)),
+    "first": _Kind((_BY_TIME, _BY_COLUMN), lambda inner, kind, detail: FirstLastKernel(is_last=False)),
+    "last": _Kind((_BY_TIME, _BY_COLUMN), lambda inner, kind, detail: FirstLastKernel(is_last=True)),
+    "collect": _Kind((_VALUE,), lambda inner, kind, detail: ListKernel(MAX_LIST_BYTES)),
+    "count_distinct": _Kind((_VALUE,), lambda inner, kind, detail: DistinctKernel(MAX_LIST_BYTES)),
+    "approx_count_distinct": _Kind((_VALUE,), lambda inner, kind, detail: HyperLogLogKernel(lg_k_of(_rsd(inner)))),
+    _QUANTILES: _Kind(
+        (_VALUE,), lambda inner, kind, detail: QuantilesKernel(_fractions(detail), _compression(inner), _DOUBLES)
+    ),
 }
 """By the name with which the text of an aggregate begins."""
-
-
-class _SketchOfQuantiles(QuantilesKernel):
-    """Quantiles whose fractions are unknown: the value is the sketch."""
-
-    def result(self, held: Columns) -> pa.Array:
-        return held[0]
 
 
 @dataclass(frozen=True)
@@ -123,17 +124,14 @@ class StoredAggregates:
     _parts: tuple[_Part, ...]
 
     @classmethod
-    def of(
-        cls, described: Mapping[str, str], stored: pa.Schema, details: Mapping[str, str] | None = None
-    ) -> StoredAggregates | None:
+    def of(cls, described: Mapping[str, str], stored: pa.Schema, details: Mapping[str, str]) -> StoredAggregates | None:
         """The aggregates with these names and texts that have fields in a stored row; None if a field has none.
 
-        `details` are those of :func:`statelog.aggregates.accumulators.value_details`. A value without any is in stored
-        form; quantiles are a sketch.
+        `details` are those of :func:`statelog.aggregates.accumulators.value_details`.
         """
         parts: dict[str, _Part] = {}
         for name, text in described.items():
-            part = _part(name, text, stored, (details or {}).get(name))
+            part = _part(name, text, stored, details.get(name, ""))
             if part is not None:
                 parts[name] = part
         order = sorted(parts, key=lambda name: parts[name].columns)
@@ -157,7 +155,7 @@ class StoredAggregates:
         return [part.result(held) for part in self._parts]
 
 
-def _part(name: str, text: str, stored: pa.Schema, detail: str | None) -> _Part | None:
+def _part(name: str, text: str, stored: pa.Schema, detail: str) -> _Part | None:
     """One aggregate; None if its text is not known, or the stored row has no fields of it."""
     found = _TEXT.fullmatch(text)
     kind = None if found is None else _KINDS.get(found[1])
@@ -168,11 +166,9 @@ def _part(name: str, text: str, stored: pa.Schema, detail: str | None) -> _Part 
         columns = tuple(stored.get_field_index(f"{name}.{suffix}" if suffix else name) for suffix in suffixes)
         if min(columns) < 0:
             continue
-        if detail is not None and found[1] == _QUANTILES:
-            fractions = [float(each) for each in detail.split(",")]
-            return _Part(QuantilesKernel(fractions, _compression(inner), _DOUBLES), columns)
-        kernel = kind.kernel(inner, stored.field(columns[0]).type)
-        return _Part(kernel, columns, None if detail is None else _given_type(detail))
+        kernel = kind.kernel(inner, stored.field(columns[0]).type, detail)
+        has_type = detail and found[1] != _QUANTILES
+        return _Part(kernel, columns, _given_type(detail) if has_type else None)
     return None
 
 

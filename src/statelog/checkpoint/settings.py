@@ -27,6 +27,8 @@ AGGREGATE: Final = "aggregate "
 """The name of a ready-made aggregate follows."""
 VALUE_DETAIL: Final = "value of "
 """The name of an aggregate follows whose values do not follow from its accumulator alone."""
+HASHED: Final = "hashed type of "
+"""The name of an aggregate follows that counts the hashes of values; a hash depends on the type."""
 _TTL: Final = "TTL of state "
 _NO_TTL: Final = "none"
 
@@ -113,6 +115,12 @@ RULES: Final = (
     ),
     Rule((VALUE_DETAIL,), _equal, "Only readers of state need it: the fractions of quantiles, and types."),
     Rule(
+        (HASHED,),
+        _refused,
+        "A value of another type has another hash, and would be counted twice.",
+        "Cast the column to its old type, or give the aggregate another alias: then it counts from now on.",
+    ),
+    Rule(
         (_TTL,),
         _ttl,
         "What is there keeps the expiry that it was written with, which is one of the old time.",
@@ -155,10 +163,7 @@ def changes(stored: Settings, declared: Settings) -> Iterator[Change]:
 
 
 def require_convertible(settings: Settings, states: Sequence[StateSchema], before: Checkpoint, where: str) -> None:
-    """Raise ConfigurationError if a start with these settings cannot continue from a checkpoint.
-
-    `before` of an earlier version has no settings to compare with.
-    """
+    """Raise ConfigurationError if a start with these settings cannot continue from a checkpoint."""
     for change in changes(_with_ttl(before.settings, before.states), _with_ttl(settings, states)):
         if change.verdict is Verdict.REFUSE:
             raise ConfigurationError(
@@ -194,7 +199,8 @@ def inherit(settings: Settings, states: Sequence[StateSchema], before: Checkpoin
     if LATENESS in before.settings:
         closed_ms = max(closed_ms, before.watermark_ms - int(before.settings[LATENESS]))
     # Open windows still hold the results of a removed aggregate, and it may come back.
-    removed = {name: value for name, value in before.settings.items() if name.startswith(AGGREGATE)}
+    of_aggregates = (AGGREGATE, VALUE_DETAIL, HASHED)
+    removed = {name: value for name, value in before.settings.items() if name.startswith(of_aggregates)}
     declared = {state.name for state in states if not state.expires_by}
     return Inherited(
         {**removed, **settings, **({} if closed_ms == NO_TIME_MS else {CLOSED: closed_ms})},

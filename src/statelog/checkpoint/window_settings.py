@@ -75,7 +75,7 @@ class WindowSettings:
 
     @classmethod
     def of(cls, settings: Settings) -> WindowSettings | None:
-        """The settings in a checkpoint; None if it records none of windows, as an entry of version 1."""
+        """The settings in a checkpoint; None if the operator has no windows."""
         kind, results = settings.get("windows"), settings.get("results")
         if kind not in list(WindowKind) or results not in list(WindowResults):
             return None

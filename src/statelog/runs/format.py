@@ -11,9 +11,7 @@ import pyarrow as pa
 
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 
-MAGIC: Final = b"SLRUN\x00\x00\x02"
-MAGIC_WITHOUT_EXPIRY: Final = b"SLRUN\x00\x00\x01"
-"""Starts older runs, which have no expiry column."""
+MAGIC: Final = b"SLRUN\x00\x00\x01"
 TAIL: Final = struct.Struct("<IQ4s")
 TAIL_MAGIC: Final = b"SLR1"
 ALIGNMENT: Final = 64
@@ -50,8 +48,8 @@ class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
     first_hash: int
     last_hash: int
     checksum: int
-    size_bytes: int = 0
-    """Size of the columns without compression; 0 in older runs, which do not record it."""
+    size_bytes: int
+    """Size of the columns without compression."""
 
 
 class Footer(msgspec.Struct, frozen=True):

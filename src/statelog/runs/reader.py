@@ -20,9 +20,7 @@ from statelog.errors import CorruptionError, ErrorKind
 from statelog.runs.byte_slices import Positions, bytes_before
 from statelog.runs.evolution import can_read, project
 from statelog.runs.format import (
-    EXPIRY_COLUMN,
     MAGIC,
-    MAGIC_WITHOUT_EXPIRY,
     TAIL,
     TAIL_MAGIC,
     VALUE_COLUMN,
@@ -71,9 +69,7 @@ class Run:
         self.name = name
         self.size_bytes: int = buffer.size
         footer = self._read_footer(buffer, offset)
-        # Runs that record the sizes of their blocks have the column, so that the first bytes need not be read.
-        has_expiry = any(stored.size_bytes for stored in footer.blocks) or _magic(buffer) == MAGIC
-        source = _Source(buffer, name, offset, has_expiry, is_stored, on_damage)
+        source = _Source(buffer, name, offset, is_stored, on_damage)
         self.sections: dict[str, RunSection] = {}
         self._evolved: dict[str, RunSection] = {}
         descriptors = [StateDescriptor.from_stored(stored) for stored in footer.states]
@@ -87,7 +83,8 @@ class Run:
         where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
         if buffer.size < len(MAGIC) + TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        if isinstance(buffer, pa.Buffer) and _magic(buffer) not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
+        # Of a run that is read in parts, the first bytes are not among those that are needed.
+        if isinstance(buffer, pa.Buffer) and buffer.slice(0, len(MAGIC)).to_pybytes() != MAGIC:
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
         tail_at = buffer.size - TAIL.size
         length, checksum, tail_magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
@@ -204,7 +201,6 @@ class _Source:
     buffer: pa.Buffer | RunBytes
     name: str
     offset: int
-    has_expiry: bool
     is_stored: bool
     on_damage: Callable[[], None] | None
 
@@ -214,7 +210,7 @@ class RunBlock:
 
     def __init__(self, source: _Source, stored: StoredBlock, schema: pa.Schema) -> None:
         self.rows = stored.rows
-        self.size_bytes = stored.size_bytes or stored.length
+        self.size_bytes = stored.size_bytes
         self.first_hash = stored.first_hash
         self.last_hash = stored.last_hash
         self._source = source
@@ -246,10 +242,7 @@ class RunBlock:
         if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
             raise self._found_damaged(f"its {stored.length} bytes are damaged", ErrorKind.CHECKSUM)
         decode = _decompress if source.is_stored else pa.ipc.read_record_batch
-        if source.has_expiry:
-            return decode(data, self._schema)
-        rows = decode(data, self._schema.remove(EXPIRY_COLUMN))
-        return rows.add_column(EXPIRY_COLUMN, self._schema.field(EXPIRY_COLUMN), pa.nulls(stored.rows, pa.int64()))
+        return decode(data, self._schema)
 
     def _found_damaged(self, what: str, kind: ErrorKind) -> CorruptionError:
         source = self._source
@@ -362,12 +355,6 @@ class _EvolvedBlock(RunBlock):
     def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
         return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
-
-
-def _magic(buffer: pa.Buffer | RunBytes) -> bytes:
-    """The first bytes of a run, which tell its version."""
-    magic: bytes = buffer.slice(0, len(MAGIC)).to_pybytes()
-    return magic
 
 
 def _rows_of(rows: pa.RecordBatch, hashes: Hashes) -> pa.RecordBatch:

@@ -8,9 +8,9 @@ from typing import Any, Final, get_args
 
 from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
-from statelog.aggregates.accumulators import Accumulators, bind_aggregates, value_details
+from statelog.aggregates.accumulators import Accumulators, bind_aggregates, hashed_types, value_details
 from statelog.aggregates.functions import Aggregate, stored_type
-from statelog.checkpoint.settings import AGGREGATE, LATENESS, VALUE_DETAIL
+from statelog.checkpoint.settings import AGGREGATE, HASHED, LATENESS, VALUE_DETAIL
 from statelog.checkpoint.window_settings import WindowKind, WindowResults
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.python_values import exact_type
@@ -105,6 +105,7 @@ class WindowDefinition:
         settings |= {AGGREGATE + one.output_name: str(one) for one in aggregates}
         details = value_details(aggregates, accumulators.result)
         settings |= {VALUE_DETAIL + name: detail for name, detail in details.items()}
+        settings |= {HASHED + name: kind for name, kind in hashed_types(aggregates, self.schema).items()}
         codecs = ColumnCodecs(
             settings=settings, drops_late=False, completes_in_batch=True, adds_floats=accumulators.adds_floats
         )
