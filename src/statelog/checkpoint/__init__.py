@@ -1,27 +1,25 @@
-"""Checkpoints of one operator: from the acks of its subtasks to a durable log entry, and back to a view.
+"""Checkpoints of a query: from the acks of its operators' subtasks to a durable log entry, and back to views.
 
 Tasks and a coordinator exchange a few messages (`protocol`) per batch. A checkpoint exists once the log has its entry.
 
-The life of a checkpoint:
-
-1. `admission` and `settings` decide whether a start may continue from the location; the `coordinator` claims it.
-   `views` makes the checkpoint of state that exists before batch 0.
+1. `admission` and `settings` decide whether a start may continue from the location, and which of its operators begin;
+   the `coordinator` claims the log. Each operator of the start is an `active_operator`.
 2. `views` tells each subtask its state before the batch; `redistribution` deals out unkeyed state.
 3. In an `attempt`, `keyed_task` or `unkeyed_task` restores that state (`progress`) and processes the rows. Keyed tasks
    write their `changeset`. Each sends an ack: `admission` refuses stale and misplaced tasks, `batch` decides which
    attempt's ack counts.
-4. After the last ack, `commit` builds the entry and its metrics, and the coordinator appends it to the log.
-5. `history` keeps the checkpoints that can be restored, `bases` the materialized state of each range of key hashes.
-6. `garbage` finds the files that no checkpoint needs; `deletion` has the gate that lets them go.
+4. Once all operators have all acks, `commit` makes their sections, and the coordinator appends them as one entry.
+5. `query_history` keeps the line of checkpoints that count, `history` an operator's sections on it, `bases` the
+   materialized state of each range of key hashes.
+6. `garbage` finds the files that no checkpoint needs; `deletion` has the gate that lets them go; `pins` keep some.
 
 Beside that, `materialization` and `grants` decide which subtask materializes when; `keyed_task` has it done.
-`query_operators` and `rewind_target` read the logs of all operators of a query.
 
 Words of this package:
 
 - ack: a subtask's message that it has processed all its rows, with its result.
 - durable: the batch has its entry. Certain: a later batch has begun, so Spark cannot repeat this one.
-- view: the state that a subtask starts a batch from.
+- view: the state that a subtask starts a batch from. Permit: what a start adds to it, such as folders and limits.
 - base map: the base that counts for each range of key hashes.
 - grant: the permission for one job to materialize a subtask's state and reference its objects.
 

@@ -5,7 +5,7 @@ any parallelism, because it also has Spark's offsets of the batch. The format is
 
 The life of a savepoint; `statelog.streams.save_restore` calls the steps:
 
-1. For a stopped query, `stopped` chooses a batch that Spark has committed and all operators have. A running query
+1. For a stopped query, `stopped` chooses a batch that Spark has committed and that has a checkpoint. A running query
    holds its newest committed checkpoint instead, so that nothing of it is deleted meanwhile.
 2. `target` reserves an empty place for one writer.
 3. `save` reads each operator's state part by part, as columns, with package `reading`, and `parquet` writes them.
@@ -15,6 +15,9 @@ The life of a savepoint; `statelog.streams.save_restore` calls the steps:
 
 A restore goes back: the manifest checks the files, `load` turns tables into runs and snapshots and begins a log with a
 checkpoint of the saved batch, and `spark_checkpoint` writes a checkpoint of Spark's for a query with a new id.
+
+`branch` begins a log with the entries of another query's checkpoint. `stopped` also appends the claims by which tools
+change a stopped query: a rewind, another name, an operator that ends.
 
 Words:
 

@@ -15,14 +15,16 @@ The other modules work on the state of whole queries:
 
 - `save_restore`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
 - `migrate`: ``migrate`` begins a new query with the state of Spark's own ``transformWithState``.
-- `repair`: ``rewind`` makes Spark repeat batches that it has committed although they have no checkpoint.
+- `branch`: ``branch`` begins a new query with the state of another one, without copying it.
+- `repair`, `fall_back`: Spark repeats batches that it has committed.
+- `forget` and `rename`: an operator's state is given up, or gets another name, by a claim in the query's log.
 - `orphans`: ``list_orphans`` lists the objects that nothing needs, ``delete_orphans`` deletes them beside a query.
 
 Words of this package:
 
 - keyed stream: a DataFrame and its grouping columns. Windowed stream: one whose rows are cut into windows.
 - savepoint: a self-contained copy of a query's state and of its sources' positions. No running query owns it.
-- rewind: to take back Spark's commits, so that Spark and the state agree on the next batch.
+- rewind: to go back to a checkpoint and take back Spark's commits, so that both agree on the next batch.
 - late row: a row that comes after its window was closed. A query can return late rows beside its results.
 
 May import all packages but testing. Only this package and spark touch a Spark session.
