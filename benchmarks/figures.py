@@ -67,3 +67,8 @@ def shown(durations: dict[str, Any] | None, digits: int = 1) -> str:
         return ""
     tail = [f"{name} {value:.{digits}f}" for name, value in durations.items() if name.startswith("p")]
     return ", ".join([f"{durations['median']:.{digits}f}", *tail, f"max {durations['max']:.1f}"])
+
+
+def shown_shape(subtasks: int, operators: int) -> str:
+    """The name of a query with so many operators, each of so many subtasks."""
+    return f"{subtasks} subtasks, {operators} operator{'s' if operators > 1 else ''}"

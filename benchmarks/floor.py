@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,28 +23,26 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
+from benchmarks.chain import STATELESS, ChainSide
 from benchmarks.child import processes_of
-from benchmarks.figures import summary
+from benchmarks.figures import shown_shape, summary
 from benchmarks.frame import NOT_NEGATIVE, POSITIVE, POSSIBLE_KEYS, Result, Target, alternate, option, require_measured
-from benchmarks.processors import OUTPUT, Count, pass_on
+from benchmarks.processors import OUTPUT
 from benchmarks.query import (
     BatchSide,
     Checks,
     Recorder,
-    Side,
-    check_of,
     compare,
     count_checks,
-    counted,
+    ended_s,
     rate_source,
     row_keys,
     start,
 )
-from benchmarks.requests import CountingStore, noted
+from benchmarks.requests import PUT, CountingStore, count, noted
 from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, ZIPF, skewed_key
 
 STATELOG: Final = "statelog"
-STATELESS: Final = "stateless"
 
 _TARGET_MS: Final = 25
 _TARGET_SHAPE: Final = (2, 1)
@@ -80,27 +80,17 @@ QUICK: Final = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainSide(Side):
-    """Some operators one after the other, with a shuffle before each: counts by key, or nothing."""
+class CoresSide(ChainSide):
+    """A chain whose subtasks take turns on some cores."""
 
-    operators: int
     cores: int
 
     def session(self, directory: Path, more: Any = None) -> SparkSession:
         return super().session(directory, {"spark.master": f"local[{self.cores}]", **(more or {})})
 
-    def chain(self, rows: DataFrame, options: statelog.Options, location: str | None = None) -> DataFrame:
-        """The operators; rows have `key` and `n`."""
-        for number in range(self.operators):
-            if self.side == STATELESS:
-                rows = rows.repartition(self.parallelism, "key").mapInArrow(pass_on, OUTPUT)
-            else:
-                rows = self.transform(rows, Count(), OUTPUT, options, location=location, uid=f"count-{number}")
-        return rows
-
 
 @dataclass(frozen=True, kw_only=True)
-class FloorSide(ChainSide, BatchSide):
+class FloorSide(CoresSide, BatchSide):
     """Small batches."""
 
     keys: int
@@ -114,7 +104,8 @@ class FloorSide(ChainSide, BatchSide):
         return self.chain(rows, statelog.Options(observer=recorder))
 
     def expected(self, session: SparkSession) -> Iterable[Checks]:
-        return expected_chain(self, row_keys(session, self.ranges, skewed_key(self.keys, F.col("id"), self.skew)))
+        keys = row_keys(session, self.ranges, skewed_key(self.keys, F.col("id"), self.skew))
+        return self.expected_chain(keys, self.keys)
 
     def figures(self, rounds: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
         """Those of every side, and the planning and the batch itself."""
@@ -128,29 +119,18 @@ class FloorSide(ChainSide, BatchSide):
         }
 
 
-def expected_chain(side: FloorSide, batches: Iterable[Any]) -> Iterator[Checks]:
-    """The checks of what the last operator returns, from the keys of the rows of each batch.
-
-    The first operator counts rows; the others have a row per key and batch, so they count the batches of a key.
-    """
-    if side.side == STATELESS:
-        for keys in batches:
-            yield check_of(keys, np.ones_like(keys))
-        return
-    inputs = batches if side.operators == 1 else map(np.unique, batches)
-    for keys, _, counts in counted(inputs, side.keys):
-        yield check_of(keys, counts)
-
-
 @dataclass(frozen=True, kw_only=True)
-class IdleSide(ChainSide):
+class IdleSide(CoresSide):
     """A query with a trigger of a second, whose rows are all there before it starts."""
 
     idle_s: float
     settling_s: float
 
     def measure(self, directory: Path) -> dict[str, Any]:
-        """CPU seconds, bytes written to disks and requests of statelog's store while no data come, per minute."""
+        """CPU seconds, bytes written to disks and requests of statelog's store while no data come, per minute.
+
+        And the objects that were written for a batch before that.
+        """
         location, notes, rows = (directory / name for name in ("location", "notes", "input"))
         for folder in (notes, rows):
             folder.mkdir()
@@ -163,20 +143,27 @@ class IdleSide(ChainSide):
         output = self.chain(source, statelog.Options(), f"{_SCHEME}:{location}")
         query = start(output, count_checks(), directory, every_s=1)
         query.processAllAvailable()
+        # The first batch is left out: the query's start writes too.
+        ends_s = [ended_s(json.loads(each.json)) for each in query.recentProgress][:_IDLE_FILES]
+        in_batches = count(noted(notes), ends_s[0], ends_s[-1]).get("", Counter())
         time.sleep(self.settling_s)
         used, from_s = Usage(os.getsid(0)), time.time()
         while (left_s := from_s + self.idle_s - time.time()) > 0:
             time.sleep(min(left_s, _LOOK_S))
             used.look()
         to_s = time.time()
-        requests = [kind for at_s, kind, _ in noted(notes) if from_s <= at_s < to_s]
+        requests = count(noted(notes), from_s, to_s).get("", Counter())
         query.stop()
         if error := query.exception():
             raise RuntimeError(f"the query failed: {error}")
         session.stop()
         minutes = (to_s - from_s) / _MINUTE_S
-        per_minute = {name: count / minutes for name, count in used.total().items()}
-        return {**per_minute, "requests": len(requests) / minutes}
+        per_minute = {name: amount / minutes for name, amount in used.total().items()}
+        return {
+            **per_minute,
+            "requests": requests.total() / minutes,
+            "puts_per_batch": in_batches[PUT] / (len(ends_s) - 1),
+        }
 
 
 def _counting_store(notes: str, location: str) -> CountingStore:
@@ -222,13 +209,16 @@ def run(settings: Settings, place: Path) -> Result:
     above = {shape: _above(batches[shape]) for shape in shapes if shape in batches}
     targets = [
         Target(
-            f"planning and batch of {settings.rows_per_batch:,} rows, {_shown(*shape)}: statelog - stateless, ms",
+            f"planning and batch of {settings.rows_per_batch:,} rows, {shown_shape(*shape)}: statelog - stateless, ms",
             above[shape],
             _TARGET_MS,
             "at_most",
         )
         for shape in above
         if shape == _TARGET_SHAPE
+    ] + [
+        Target(f"{shown_shape(*shape)}: PUTs per batch", sides[STATELOG]["puts_per_batch"], 1, "at_most")
+        for shape, sides in idle.items()
     ]
     rows = [
         _batch_row(shape, name, each, above[shape]) for shape, sides in batches.items() for name, each in sides.items()
@@ -236,9 +226,9 @@ def run(settings: Settings, place: Path) -> Result:
     shown_idle = [_idle_row(shape, name, each) for shape, sides in idle.items() for name, each in sides.items()]
     return Result(
         figures={
-            "batches": {_shown(*shape): sides for shape, sides in batches.items()},
-            "above_stateless_ms": {_shown(*shape): value for shape, value in above.items()},
-            "idle_per_minute": {_shown(*shape): sides for shape, sides in idle.items()},
+            "batches": {shown_shape(*shape): sides for shape, sides in batches.items()},
+            "above_stateless_ms": {shown_shape(*shape): value for shape, value in above.items()},
+            "idle_per_minute": {shown_shape(*shape): sides for shape, sides in idle.items()},
         },
         targets=targets,
         rows=rows or shown_idle,
@@ -254,7 +244,7 @@ def _batches(settings: Settings, place: Path) -> dict[tuple[int, int], dict[str,
     measured = {}
     for subtasks in settings.subtasks:
         for operators in settings.operators:
-            click.echo(f"{_shown(subtasks, operators)}:", err=True)
+            click.echo(f"{shown_shape(subtasks, operators)}:", err=True)
             sides = {
                 name: FloorSide.of(settings, side=name, parallelism=subtasks, operators=operators)
                 for name in (STATELESS, STATELOG)
@@ -272,7 +262,7 @@ def _idle(settings: Settings, place: Path) -> dict[tuple[int, int], dict[str, di
         for operators in settings.operators
         for name in (STATELESS, STATELOG)
     }
-    runs = {(f"idle, {_shown(*shape)}, {name}"): side for (*shape, name), side in sides.items()}
+    runs = {(f"idle, {shown_shape(*shape)}, {name}"): side for (*shape, name), side in sides.items()}
     measured = alternate({name: partial(side.run, place) for name, side in runs.items()}, settings.rounds)
     found: dict[tuple[int, int], dict[str, dict[str, float]]] = {}
     for (subtasks, operators, name), rounds in zip(sides, measured.values(), strict=True):
@@ -289,7 +279,7 @@ def _above(sides: dict[str, dict[str, Any]]) -> float:
 
 def _batch_row(shape: tuple[int, int], name: str, figures: dict[str, Any], above_ms: float) -> dict[str, str]:
     return {
-        "shape": _shown(*shape),
+        "shape": shown_shape(*shape),
         "side": name,
         "planning ms": f"{figures['planning_ms']['median']:,.0f}",
         "batch ms": f"{figures['add_batch_ms']['median']:,.0f}",
@@ -301,13 +291,10 @@ def _batch_row(shape: tuple[int, int], name: str, figures: dict[str, Any], above
 
 def _idle_row(shape: tuple[int, int], name: str, figures: dict[str, float]) -> dict[str, str]:
     return {
-        "shape": _shown(*shape),
+        "shape": shown_shape(*shape),
         "side": name,
         "CPU s/minute": f"{figures['cpu_s']:.2f}",
         "KB written/minute": f"{figures['written_bytes'] / 1e3:,.0f}",
         "requests/minute": f"{figures['requests']:,.1f}",
+        "PUTs/batch": f"{figures['puts_per_batch']:.2f}",
     }
-
-
-def _shown(subtasks: int, operators: int) -> str:
-    return f"{subtasks} subtasks, {operators} operator{'s' if operators > 1 else ''}"

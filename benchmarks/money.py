@@ -17,19 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
+from benchmarks.chain import ChainSide
 from benchmarks.frame import POSSIBLE_KEYS, Result, alternate, option
-from benchmarks.processors import OUTPUT, Count
-from benchmarks.query import (
-    Side,
-    begun_s,
-    count_checks,
-    expected_counts,
-    last_batch,
-    rate_source,
-    require,
-    start,
-    stop_when,
-)
+from benchmarks.query import count_checks, ended_s, last_batch, rate_source, require, row_keys, start, stop_when
 from benchmarks.requests import GET, LIST, PUT, CountingStore, count, noted, watched
 from benchmarks.skew import HOT, SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
@@ -56,6 +46,7 @@ _LATE: Final = 1.1
 class Settings:
     trigger_s: tuple[float, ...] = option((1.0, 10.0), "Seconds between checkpoints.", click.FloatRange(0.1))
     partitions: tuple[int, ...] = option((2, 8), "State partitions, subtasks; two numbers or more.")
+    operators: tuple[int, ...] = option((1,), "Operators of statelog's query, one after the other; may be repeated.")
     priced_partitions: tuple[int, ...] = option((2, 200), "Numbers of partitions to give a price for.")
     rate: int = option(1_000, "Events per second.")
     keys: int = option(100_000, "Number of possible keys.", POSSIBLE_KEYS)
@@ -65,12 +56,15 @@ class Settings:
     quick: bool = option(False, "A smoke test in two minutes, without maintenance.")
 
 
-QUICK: Final = [Settings(quick=True, skew=HOT)]
+QUICK: Final = [Settings(quick=True, skew=HOT, operators=(1, 2))]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoneySide(Side):
-    """Counts rows by key, with all intervals as much shorter as the trigger is."""
+class MoneySide(ChainSide):
+    """Counts rows by key, with all intervals as much shorter as the trigger is.
+
+    Each further operator counts what the one before it returns.
+    """
 
     keys: int
     skew: str
@@ -83,7 +77,7 @@ class MoneySide(Side):
     @property
     def shown(self) -> str:
         """Its name among all."""
-        return f"{self.side}, {self.parallelism} partitions, every {self.trigger_s:g} s"
+        return f"{owner_of(self.side, self.operators)}, {self.parallelism} partitions, every {self.trigger_s:g} s"
 
     @property
     def speed(self) -> float:
@@ -104,7 +98,7 @@ class MoneySide(Side):
             progress = stop_when(query, lambda query: last_batch(query) >= self.batches - 1)[: self.batches]
         self._check(session, progress)
         session.stop()
-        ends_s = [begun_s(entry) + entry["durationMs"]["triggerExecution"] / 1000 for entry in progress]
+        ends_s = list(map(ended_s, progress))
         from_s, to_s = ends_s[self.warm_up - 1], ends_s[-1]
         by_folder = count(seen, from_s, to_s)
         state = by_folder.get("state", Counter()) if self.is_spark else count(noted(notes), from_s, to_s)[""]
@@ -131,11 +125,12 @@ class MoneySide(Side):
             log_min_age_s=defaults.log_min_age_s / self.speed,
             local_directory=f"{directory}/local",
         )
-        return self.transform(rows, Count(), OUTPUT, options, location=location)
+        return self.chain(rows, options, location)
 
     def _check(self, session: SparkSession, progress: Sequence[dict[str, Any]]) -> None:
         ranges = [(number * self.rows_per_batch, (number + 1) * self.rows_per_batch) for number in range(self.batches)]
-        require(self.side, progress, expected_counts(session, ranges, self.keys, self.skew))
+        keys = row_keys(session, ranges, skewed_key(self.keys, F.col("id"), self.skew))
+        require(self.shown, progress, self.expected_chain(keys, self.keys))
 
 
 def _counting_store(notes: str, location: str) -> CountingStore:
@@ -147,19 +142,20 @@ def run(settings: Settings, place: Path) -> Result:
         settings = dataclasses.replace(settings, trigger_s=(1.0,), partitions=(2, 4))
     if len(set(settings.partitions)) < 2:
         raise click.UsageError("A line needs two numbers of --partitions.")
+    queries = [*((STATELOG, operators) for operators in settings.operators), (SPARK, 1)]
     sides = [
-        _side(name, trigger_s, partitions, settings)
+        _side(name, operators, trigger_s, partitions, settings)
         for trigger_s in settings.trigger_s
         for partitions in settings.partitions
-        for name in (STATELOG, SPARK)
+        for name, operators in queries
     ]
     measured = alternate({each.shown: partial(each.run, place) for each in sides})
     runs = [(side, one) for side in sides for one in measured[side.shown]]
     bills = [
-        bill(owner, [(side, one) for side, one in runs if side.trigger_s == trigger_s], partitions)
+        bill(owner, [(side, one) for side, one in runs if side.trigger_s == trigger_s], partitions, operators)
         for partitions in settings.priced_partitions
         for trigger_s in settings.trigger_s
-        for owner in (SPARK, STATELOG, LOGS)
+        for owner, operators in [(SPARK, 1), *queries[:-1], (LOGS, settings.operators[0])]
     ]
     late = max(one["took_s"] / one["batches"] / side.batch_s for side, one in runs)
     return Result(
@@ -179,14 +175,17 @@ def run(settings: Settings, place: Path) -> Result:
     )
 
 
-def bill(owner: str, runs: Sequence[tuple[MoneySide, dict[str, Any]]], partitions: int) -> dict[str, Any]:
-    """The requests and the price of a day, with a number of partitions; the runs have a trigger in common.
+def bill(
+    owner: str, runs: Sequence[tuple[MoneySide, dict[str, Any]]], partitions: int, operators: int = 1
+) -> dict[str, Any]:
+    """The requests and the price of a day, with so many partitions and operators; the runs have a trigger in common.
 
     Requests are on the straight line that fits the runs best and does not fall, nor go below 0: more partitions
     never make fewer requests, whatever the noise of two runs says. Bytes are the most of any run, because they follow
     from the keys.
     """
-    own = [(side, one) for side, one in runs if side.side == (STATELOG if owner == LOGS else owner)]
+    name = STATELOG if owner == LOGS else owner
+    own = [(side, one) for side, one in runs if (side.side, side.operators) == (name, operators)]
     requests = "logs" if owner == LOGS else "state"
     [trigger_s] = {side.trigger_s for side, _ in own}
 
@@ -202,6 +201,7 @@ def bill(owner: str, runs: Sequence[tuple[MoneySide, dict[str, Any]]], partition
     storage = stored / 1e9 * STORAGE_PRICE / 30
     return {
         "owner": owner,
+        "operators": operators,
         "trigger_s": trigger_s,
         "partitions": partitions,
         "is_measured": partitions in [side.parallelism for side, _ in own],
@@ -212,19 +212,24 @@ def bill(owner: str, runs: Sequence[tuple[MoneySide, dict[str, Any]]], partition
     }
 
 
+def owner_of(name: str, operators: int) -> str:
+    """The name of a side with so many operators."""
+    return name if operators == 1 else f"{name}, {operators} operators"
+
+
 def _row(figures: dict[str, Any]) -> dict[str, str]:
     requests = figures["requests_a_day"]
     return {
         "partitions": f"{figures['partitions']}" + ("" if figures["is_measured"] else " (by the line)"),
         "trigger": f"{figures['trigger_s']:g} s",
-        "requests of": figures["owner"],
+        "requests of": owner_of(figures["owner"], figures["operators"]),
         **{f"{kind} a day": f"{requests[kind]:,.0f}" for kind in PRICES},
         "MB stored": f"{figures['bytes'] / 1e6:,.1f}",
         "$ a day": f"{figures['dollars_a_day']:,.2f}",
     }
 
 
-def _side(name: str, trigger_s: float, partitions: int, settings: Settings) -> MoneySide:
+def _side(name: str, operators: int, trigger_s: float, partitions: int, settings: Settings) -> MoneySide:
     if settings.quick:
         warm_up, measured = 5, 15
     else:
@@ -234,6 +239,7 @@ def _side(name: str, trigger_s: float, partitions: int, settings: Settings) -> M
         measured = max(60, math.ceil(settings.intervals * interval_s / trigger_s))
     return MoneySide(
         side=name,
+        operators=operators,
         parallelism=partitions,
         keys=settings.keys,
         skew=settings.skew,

@@ -369,6 +369,11 @@ def begun_s(progress: dict[str, Any]) -> float:
     return datetime.fromisoformat(progress["timestamp"]).timestamp()
 
 
+def ended_s(progress: dict[str, Any]) -> float:
+    """When a batch was over, seconds since the Unix epoch."""
+    return begun_s(progress) + float(progress["durationMs"]["triggerExecution"]) / 1000
+
+
 def count_checks(*more: str) -> list[Column]:
     """The number of output rows, the sum of their n, and that of key times n, so that no n can go to another key."""
     sums = [F.sum(name).alias(name) for name in more]

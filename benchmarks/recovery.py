@@ -35,10 +35,8 @@ from benchmarks.query import (
 )
 from benchmarks.restarts import fresh, load_rocksdb, own_temporary_files, restart_parts
 from benchmarks.skew import SKEWS, UNIFORM, ZIPF
-from statelog.checkpoint.history import History
-from statelog.checkpoint.query_operators import operators_of
-from statelog.clock import SystemClock
-from statelog.log.open import open_log
+from statelog.checkpoint.query_history import read_history
+from statelog.log.open import STATE_FOLDER
 from statelog.storage import LocalStore
 
 CHANGELOG_ON: Final = "changelog on"
@@ -264,12 +262,11 @@ def stored(side: RecoverySide, checkpoint: Path) -> dict[str, Any]:
     if side.is_spark:
         sizes = [path.stat().st_size for path in (checkpoint / "state").rglob("*") if path.is_file()]
         return {"snapshot_version": _snapshot_version(checkpoint), "files": len(sizes), "bytes": sum(sizes)}
-    store = LocalStore(str(checkpoint / "statelog"))
-    [operator] = operators_of(store)
-    history = History(open_log(store, operator, statelog.Options(), SystemClock()).read())
-    latest = history.latest_record
+    histories = read_history(LocalStore(str(checkpoint / STATE_FOLDER))).histories
+    history = next(iter(histories.values()), None)
+    latest = history.latest_record if history else None
     base_map = latest.base_map if latest else None
-    if latest is None or base_map is None:
+    if history is None or latest is None or base_map is None:
         raise click.ClickException(f"{side.side}: the killed process has left no checkpoint behind")
     later = list(history.between(base_map.through + 1, latest.batch))
     return {

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from cProfile import Profile
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ import click
 import numpy as np
 import pytest
 
-from benchmarks import commit, count, growth, memory, operations, recovery, state
+from benchmarks import commit, count, growth, memory, operations, recovery, skew, state
 from benchmarks.frame import Result, scratch
 from benchmarks.operations import Subtask
 from benchmarks.processors import OUTPUT
+from benchmarks.profiling import seconds_by_module
 from benchmarks.query import BatchSide, require
 from benchmarks.state import EXPECTED, KINDS, InputBatch
+from benchmarks.tail import latency_of
+from statelog.checkpoint.pins import log_file
 
 FILES = {"files_live": 1, "bytes_live": 2, "files_seen": 3, "bytes_seen": 4}
 
@@ -360,33 +364,134 @@ class TestGrowth:
             growth.run(dataclasses.replace(GROWTH, rows_per_batch=1_001), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file_merging", "calls", "files"), [("across", "rpc", 1), ("across", "direct", 1), ("within", "tls", 5)]
-)
-def test_commit_measures_real_checkpoints(file_merging: str, calls: str, files: int, tmp_path: Path) -> None:
-    settings = commit.Settings(
-        file_merging=file_merging, checkpoints=20, subtasks=(3,), changeset_bytes=1_000, calls=calls, fresh_every=8
+class TestCommit:
+    @pytest.mark.parametrize(
+        ("file_merging", "calls", "files"), [("across", "rpc", 1), ("across", "direct", 1), ("within", "tls", 5)]
     )
+    def test_measures_real_checkpoints(self, file_merging: str, calls: str, files: int, tmp_path: Path) -> None:
+        settings = commit.Settings(
+            file_merging=file_merging,
+            checkpoints=20,
+            subtasks=(3,),
+            operators=(1, 5),
+            changeset_bytes=1_000,
+            calls=calls,
+            fresh_every=8,
+        )
 
-    result = commit.run(settings, tmp_path)
+        result = commit.run(settings, tmp_path)
 
-    measured = result.figures["runs"]["3 subtasks"]
-    # The last of the locations has the last 4 checkpoints, and as objects the claim besides.
-    assert measured["files"] == files
-    assert 12_000 < measured["bytes"] < 24_000
-    assert measured["commit_ms"]["samples"] == measured["coordinator_commit_ms"]["samples"] == 20
+        for name, operators in (("3 subtasks, 1 operator", 1), ("3 subtasks, 5 operators", 5)):
+            measured = result.figures["runs"][name]
+            # The last of the locations has the last 4 checkpoints, and as objects the claim besides.
+            assert measured["files"] == files
+            # A section takes some hundred bytes, and so does each of its segments.
+            assert 12_000 < measured["bytes"] < 24_000 + (operators - 1) * 4 * 3 * 400
+            assert measured["changeset_bytes"] == 1_000 // operators
+            assert measured["writes_per_checkpoint"] == 1
+            for part in ("commit_ms", "coordinator_commit_ms", "checkpoint_ms", "begins_ms", "acks_ms", "writes_ms"):
+                assert measured[part]["samples"] == 20
+        writes, time_of_writes = result.targets
+        assert (writes.name, writes.value, writes.met) == ("3 subtasks, 5 operators: writes per checkpoint", 1, True)
+        assert time_of_writes.limit == 1.3
+
+    def test_the_same_bytes_for_any_number_of_subtasks(self, tmp_path: Path) -> None:
+        settings = commit.Settings(checkpoints=5, subtasks=(1, 4), total_bytes=8_000, calls="direct")
+
+        result = commit.run(settings, tmp_path)
+
+        assert [each["changeset_bytes"] for each in result.figures["runs"].values()] == [8_000, 2_000]
+        [target] = result.targets
+        assert (target.limit, target.sense) == (1.5, "at_most")
+        assert target.value is not None
+        assert target.value >= 1
+
+    def test_each_write_takes_its_injected_latency(self, tmp_path: Path) -> None:
+        settings = commit.Settings(
+            checkpoints=3, subtasks=(2,), operators=(1, 5), calls="direct", latency_scale=0.1, rounds=2
+        )
+
+        result = commit.run(settings, tmp_path)
+
+        assert result.figures["file_merging"] == "within"
+        for each in result.figures["runs"].values():
+            # The first object of a log is the claim.
+            injected_ms = [100 * latency_of(log_file(number), 1) for number in (2, 3, 4)]
+            assert each["writes_ms"]["samples"] == 6
+            assert each["writes_ms"]["median"] >= statistics.median(injected_ms)
+            assert min(each["writes_ms_by_round"]) >= statistics.median(injected_ms)
+
+    def test_figures_are_those_of_all_rounds(self) -> None:
+        """Medians of pooled samples, the median rate; and the ratios of the writes are those of the rounds."""
+
+        def measured(writes: int, write_s: float, checkpoint_s: float) -> dict[str, Any]:
+            return {
+                "commit_s": [0.1, 0.2, 0.3, 0.4],
+                "coordinator_commit_s": [0.1] * 4,
+                "checkpoint_s": [checkpoint_s] * 4,
+                "begins_s": [0.01] * 4,
+                "acks_s": [0.02] * 4,
+                "writes": [writes] * 4,
+                "writes_s": [write_s] * 4,
+                "others": [2] * 4,
+                "rss_before_bytes": 10,
+                "rss_after_bytes": 15,
+                "profile_s": {},
+            }
+
+        one = commit.figures_of([measured(1, 0.010, 0.5), measured(1, 0.012, 0.25), measured(1, 0.050, 0.25)], 2)
+        five = commit.figures_of([measured(1, 0.012, 0.5), measured(1, 0.018, 0.5), measured(5, 0.055, 0.5)], 2)
+
+        assert one["commit_ms"]["samples"] == 12
+        assert (one["first_tenth_median_ms"], one["last_tenth_median_ms"]) == pytest.approx((200, 300))
+        assert one["checkpoints_per_s"] == 4
+        assert one["rss_growth_bytes"] == 5
+        assert five["writes_per_checkpoint"] == pytest.approx(7 / 3)
+        assert five["other_requests_per_checkpoint"] == 2
+        targets = commit.targets_of({(64, 1): one, (64, 5): five}, has_equal_bytes=False)
+        assert [(target.name, round(target.value or 0, 6), target.met) for target in targets] == [
+            ("64 subtasks, 5 operators: writes per checkpoint", 2.333333, False),
+            ("64 subtasks, 5 operators: writes per checkpoint, time / with 1", 1.2, True),
+        ]
+
+    def test_subtasks_are_compared_with_equal_operators(self) -> None:
+        def figures(commit_ms: float) -> dict[str, Any]:
+            return {"commit_ms": {"median": commit_ms}, "writes_ms_by_round": [1.0], "writes_per_checkpoint": 1}
+
+        by_shape = {(2, 1): figures(2), (64, 1): figures(3), (2, 5): figures(99), (64, 5): figures(99)}
+        subtasks, *operators = commit.targets_of(by_shape, has_equal_bytes=True)
+
+        assert (subtasks.value, subtasks.limit) == (1.5, 1.5)
+        assert len(operators) == 4
+
+    def test_a_profile_is_of_one_thread(self, tmp_path: Path) -> None:
+        with pytest.raises(click.UsageError, match="needs --calls direct"):
+            commit.run(commit.Settings(profile=True), tmp_path)
+
+    def test_a_profile_names_the_modules(self, tmp_path: Path) -> None:
+        settings = commit.Settings(checkpoints=20, subtasks=(2,), calls="direct", profile=True)
+
+        result = commit.run(settings, tmp_path)
+
+        by_module = result.figures["runs"]["2 subtasks, 1 operator"]["profile_s"]
+        assert {"statelog.checkpoint.coordinator", "statelog.log.entry", "statelog.storage.posix"} < by_module.keys()
+        assert "own time: " in result.remarks[-1]
 
 
-def test_commit_with_the_same_bytes_for_any_number_of_subtasks(tmp_path: Path) -> None:
-    settings = commit.Settings(checkpoints=5, subtasks=(1, 4), total_bytes=8_000, calls="direct")
+def test_functions_in_c_count_for_the_module_that_calls_them() -> None:
+    def work() -> None:
+        for _ in range(20):
+            skew.skewed_keys(1_000, np.arange(1_000, dtype=np.uint64), np.arange(1_000), skew.ZIPF)
+            time.sleep(0.001)
 
-    result = commit.run(settings, tmp_path)
+    with Profile() as profile:
+        work()
 
-    assert [each["changeset_bytes"] for each in result.figures["runs"].values()] == [8_000, 2_000]
-    [target] = result.targets
-    assert (target.limit, target.sense) == (1.5, "at_most")
-    assert target.value is not None
-    assert target.value >= 1
+    by_module = seconds_by_module(profile)
+
+    assert by_module[__name__] >= 0.02
+    assert by_module["benchmarks.skew"] > 0
+    assert commit.shares_of({"profile_s": {"a": 1.0, "b": 3.0}}) == "75% b, 25% a"
 
 
 class TestMemory:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks import floor
-from benchmarks.floor import FloorSide, IdleSide, Settings, Usage, expected_chain
+from benchmarks.chain import STATELESS
+from benchmarks.floor import FloorSide, IdleSide, Settings, Usage
 from benchmarks.frame import scratch
 
 BATCHES = [np.array([3, 3, 5]), np.array([5, 7, 7, 3])]
@@ -31,7 +32,7 @@ def test_a_chain_returns_what_its_operators_return_one_by_one(name: str, operato
         found.append({"keys": len(rows), "total": sum(n for _, n in rows), "weighted": weighted})
     side = FloorSide.of(Settings(), side=name, parallelism=2, operators=operators)
 
-    assert found == list(expected_chain(side, BATCHES))
+    assert found == list(side.expected_chain(BATCHES, 8))
 
 
 def test_figures_and_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,7 +44,8 @@ def test_figures_and_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         return {"batches": batches, "checkpoints": [], **dict.fromkeys(FILES, 0)}
 
     def idle(side: IdleSide, place: Path) -> dict[str, float]:
-        return {"cpu_s": 1.5 * side.operators, "written_bytes": 2_000.0, "requests": 0.0}
+        puts = 0.0 if side.side == STATELESS else 0.25 * side.operators
+        return {"cpu_s": 1.5 * side.operators, "written_bytes": 2_000.0, "requests": 0.0, "puts_per_batch": puts}
 
     monkeypatch.setattr(FloorSide, "run", run)
     monkeypatch.setattr(IdleSide, "run", idle)
@@ -56,8 +58,11 @@ def test_figures_and_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         "4 subtasks, 1 operator": 40,
         "4 subtasks, 5 operators": 200,
     }
-    [target] = result.targets
-    assert (target.value, target.met) == (20, True)
+    assert [(target.name, target.value, target.met) for target in result.targets] == [
+        ("planning and batch of 1,000 rows, 2 subtasks, 1 operator: statelog - stateless, ms", 20, True),
+        ("2 subtasks, 1 operator: PUTs per batch", 0.25, True),
+        ("2 subtasks, 5 operators: PUTs per batch", 1.25, False),
+    ]
     assert result.rows[1] == {
         "shape": "2 subtasks, 1 operator",
         "side": "statelog",

@@ -94,9 +94,10 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def side(name: str, partitions: int, trigger_s: float = 1.0) -> MoneySide:
+def side(name: str, partitions: int, trigger_s: float = 1.0, operators: int = 1) -> MoneySide:
     return MoneySide(
         side=name,
+        operators=operators,
         parallelism=partitions,
         keys=100,
         skew="uniform",
@@ -109,9 +110,10 @@ def side(name: str, partitions: int, trigger_s: float = 1.0) -> MoneySide:
 
 
 def run_of(each: MoneySide, place: Path | None = None) -> dict[str, Any]:
-    """Spark's side writes a file per partition and batch, statelog's one per batch and one per partition and minute."""
+    """Spark's side writes a file per partition and batch, statelog's one per batch and one per subtask and minute."""
     batches = each.batches - each.warm_up
-    puts = batches * each.parallelism if each.side == SPARK else batches + each.parallelism * batches // 60
+    subtasks = each.parallelism * each.operators
+    puts = batches * each.parallelism if each.side == SPARK else batches + subtasks * batches // 60
     return {
         "state": {PUT: puts, LIST: each.parallelism},
         "logs": {PUT: 2 * batches, GET: 60},
@@ -136,6 +138,17 @@ class TestBill:
         statelog = bill(STATELOG, runs, 8)
         assert statelog["requests_a_batch"][PUT] == pytest.approx(1 + 8 / 60)
         assert statelog["is_measured"]
+
+    def test_of_more_operators_is_their_own(self) -> None:
+        """A batch is one object with any number of operators; they only have more to materialize."""
+        sides = [side(STATELOG, partitions, operators=operators) for partitions in (2, 8) for operators in (1, 5)]
+        runs = [(each, run_of(each)) for each in sides]
+
+        found = {operators: bill(STATELOG, runs, 200, operators) for operators in (1, 5)}
+
+        assert {operators: each["operators"] for operators, each in found.items()} == {1: 1, 5: 5}
+        assert found[1]["requests_a_batch"][PUT] == pytest.approx(1 + 200 / 60)
+        assert found[5]["requests_a_batch"][PUT] == pytest.approx(1 + 5 * 200 / 60)
 
     def test_of_sparks_own_logs(self) -> None:
         runs = [(each, run_of(each)) for each in (side(STATELOG, 2, 10.0), side(STATELOG, 4, 10.0))]
@@ -193,6 +206,22 @@ class TestRun:
         ]
         assert result.rows[6]["PUT a day"] == "17,280,000"
         assert not any("too slow" in line for line in result.remarks)
+
+    def test_spark_has_one_operator(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(MoneySide, "run", run_of)
+        result = money.run(money.Settings(operators=(1, 5), trigger_s=(10.0,), priced_partitions=(2,)), tmp_path)
+
+        assert [
+            (one["side"], one["operators"], one["parallelism"], one["state"][PUT]) for one in result.figures["measured"]
+        ] == [
+            (STATELOG, 1, 2, 124),
+            (STATELOG, 5, 2, 140),
+            (SPARK, 1, 2, 120),
+            (STATELOG, 1, 8, 136),
+            (STATELOG, 5, 8, 200),
+            (SPARK, 1, 8, 480),
+        ]
+        assert [row["requests of"] for row in result.rows] == [SPARK, STATELOG, f"{STATELOG}, 5 operators", LOGS]
 
     def test_a_slow_machine_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(MoneySide, "run", lambda each, place: {**run_of(each), "took_s": 1e6})
