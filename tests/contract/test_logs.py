@@ -310,7 +310,7 @@ class TestLogThatStartsFilesOften(LogContract):
         return lambda: LocalStore(tmp_path)
 
     def make_log(self, store: Store) -> NumberedLog:
-        return NumberedLog(store, PREFIX, ManualClock(), appends=True, max_file_bytes=700)
+        return NumberedLog(store, PREFIX, ManualClock(), appends=True, max_file_bytes=1000)
 
 
 class TestLogOfChangingWriters(LogContract):

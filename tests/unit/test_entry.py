@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations_with_replacement
 
-import msgspec
 import pytest
 import xxhash
 from msgspec.structs import replace
@@ -12,15 +11,19 @@ from msgspec.structs import replace
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.log.entry import (
     FRAME_HEADER_BYTES,
-    INITIAL_BATCH,
     Checkpoint,
+    EntryPlace,
     FrameHeader,
+    QueryCheckpoint,
+    Section,
     decode_header,
     decode_index,
     encode_frame,
 )
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
+from statelog.runs.schema import StateSchema
+from tests.entries import entry_of
 
 WHOLE = hash_range(0, 1)
 
@@ -57,31 +60,29 @@ def test_a_reader_knows_where_in_the_object_each_part_is() -> None:
         for batch, runs in enumerate([[elsewhere, inside[0]], [inside[1]]])
     ]
     segments = [SegmentRef(0, 0, b"", 0, 5, 1, 1), SegmentRef(0, 0, b"", 7, 5, 1, 1, "op/changes/1/0/x")]
-    entry = replace(checkpoint(1, *segments), bases=[Base(0, 1, levels)])
+    made = replace(checkpoint(1, *segments), bases=[Base(0, 1, levels)])
+    entry = entry_of(checkpoint(1, segments[1]), made)
     parts = encode_frame(entry, [bytes(25)])
-    header = decode_header(parts[0][:FRAME_HEADER_BYTES], name="op/log/7.log", offset=100)
+    header = decode_header(parts[0][:FRAME_HEADER_BYTES], name="log/7.log", offset=100)
     index = parts[0][FRAME_HEADER_BYTES:]
-    found = decode_index(header, index, name="op/log/7.log", offset=100, number=7)
-    assert isinstance(found, Checkpoint)
+    found = decode_index(header, index, name="log/7.log", offset=100, number=7)
+    assert isinstance(found, QueryCheckpoint)
     payload = 100 + len(parts[0])
-    assert (found.number, found.offset) == (7, 100)
-    assert [(one.name, one.offset) for one in found.segments] == [("op/log/7.log", payload), ("op/changes/1/0/x", 7)]
-    [base] = found.bases
+    assert found.place == EntryPlace(7, 100)
+    other, own = found.sections
+    assert other.segments == [segments[1]]
+    assert [(one.name, one.offset) for one in own.segments] == [("log/7.log", payload), ("op/changes/1/0/x", 7)]
+    [base] = own.bases
     assert [[(run.name, run.offset) for run in level.runs] for level in base.levels] == [
-        [("op/runs/1/0/x", 3), ("op/log/7.log", payload + 5)],
-        [("op/log/7.log", payload + 15)],
+        [("op/runs/1/0/x", 3), ("log/7.log", payload + 5)],
+        [("log/7.log", payload + 15)],
     ]
-    assert found == entry.placed(header, name="op/log/7.log", offset=100, number=7)
+    assert found == entry.placed(header, name="log/7.log", offset=100, number=7)
 
 
 def test_only_operator_state_is_all_in_its_entry() -> None:
     assert checkpoint(1).is_whole is False
     assert replace(checkpoint(1), key_schema=b"").is_whole is True
-
-
-def test_what_was_there_before_batch_0_has_the_batch_before_it() -> None:
-    """Logs that are stored have it."""
-    assert INITIAL_BATCH == -1
 
 
 def test_an_index_of_another_form_is_damage() -> None:
@@ -92,7 +93,37 @@ def test_an_index_of_another_form_is_damage() -> None:
     assert caught.value.kind is ErrorKind.FORMAT
 
 
-def test_repeated_materialized_states_keep_their_stored_name() -> None:
-    """Entries of earlier versions have it, too."""
-    index = encode_frame(replace(checkpoint(1), base_ranges=[]), [])[0][FRAME_HEADER_BYTES:]
-    assert "cover" in msgspec.msgpack.decode(index)
+def test_a_checkpoint_is_an_entry_as_one_operator_sees_it() -> None:
+    """Nothing gets lost, but for what belongs to others; its name may be a later one, its watermark Spark's."""
+    own = Section(
+        identity="op-1",
+        uid="op",
+        parallelism=1,
+        segments=of_subtasks(0),
+        key_schema=b"keys",
+        states=[StateSchema("s", "value", b"", b"v")],
+        watermark_ms=8,
+        max_event_ms=[7, None],
+        element_counts=[[1]],
+        generations={"s": 2},
+        bases=[Base(0, 1, [])],
+        base_ranges=[],
+        settings={"time mode": "none"},
+        begins=True,
+    )
+    sparks = Section("other-2", "other", 2, [], b"", [])
+    entry = QueryCheckpoint(
+        *(5, 7, 1, b"id", b"before", "query", "run", b"token", 1000, 900, [own, sparks]),
+        log_start=3,
+        retained_from=4,
+        number=9,
+        offset=10,
+    )
+    found = Checkpoint.of(entry, own)
+    assert found.section == own
+    shared = set(Checkpoint.__struct_fields__) & set(QueryCheckpoint.__struct_fields__) - {"watermark_ms"}
+    assert shared > {"epoch", "batch", "token", "log_start", "retained_from", "number", "offset"}
+    assert all(getattr(found, name) == getattr(entry, name) for name in shared)
+    assert (found.uid, found.watermark_ms, found.place) == ("op", 8, entry.place)
+    assert Checkpoint.of(entry, own, "renamed").uid == "renamed"
+    assert Checkpoint.of(entry, sparks).watermark_ms == 900

@@ -18,12 +18,13 @@ import msgspec
 import pytest
 
 from statelog.errors import FencedError, StorageError
-from statelog.log.entry import Checkpoint, Claim, Entry
+from statelog.log.entry import Claim, Entry, QueryCheckpoint
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from tests.contract.log_contract import PREFIX, latest_by_batch, make_checkpoint, make_claim, read_segment
+from tests.entries import segments_in
 from tests.storage.page_cache import Machine
 from tests.stores import WholeObjects
 
@@ -118,12 +119,12 @@ class Epoch:
 
     number: int
     seen: list[Entry]
-    acked: list[Checkpoint] = field(default_factory=list)
+    acked: list[QueryCheckpoint] = field(default_factory=list)
 
     @property
     def start(self) -> int:
         """The first file that its claim found to be needed."""
-        checkpoints = [entry for entry in self.seen if isinstance(entry, Checkpoint)]
+        checkpoints = [entry for entry in self.seen if isinstance(entry, QueryCheckpoint)]
         return checkpoints[-1].log_start if checkpoints else 0
 
 
@@ -174,12 +175,12 @@ class Simulation:
         for later, epoch in enumerate(self.epochs):
             before = [entry for entry in history if entry.epoch < epoch.number]
             assert without_first_claim(before) == without_first_claim(epoch.seen)
-            own = [e for e in history if isinstance(e, Checkpoint) and e.epoch == epoch.number]
+            own = [e for e in history if isinstance(e, QueryCheckpoint) and e.epoch == epoch.number]
             assert latest_by_batch(own)[: len(epoch.acked)] == epoch.acked
             for following in self.epochs[later + 1 :]:
                 assert all(entry in following.seen for entry in epoch.acked)
             for entry in epoch.acked:
-                texts = [read_segment(store, segment) for segment in entry.segments]
+                texts = [read_segment(store, segment) for segment in segments_in(entry)]
                 assert texts == [entry.token, b"\0" * 40 + entry.token]
 
 
@@ -211,7 +212,7 @@ class Driver:
         self.start = epoch.start
         return epoch
 
-    def append(self, epoch: Epoch, batch: int) -> Checkpoint:
+    def append(self, epoch: Epoch, batch: int) -> QueryCheckpoint:
         token = ""
         while True:
             entry, payload = make_checkpoint(self.run, epoch.number, batch, token)
@@ -231,7 +232,7 @@ class Driver:
 
 def without_first_claim(entries: list[Entry]) -> list[Entry]:
     """Leave out the claim that closing may remove, and that a stalled run may then make anew."""
-    return [entry for entry in entries if isinstance(entry, Checkpoint) or entry.epoch > 1]
+    return [entry for entry in entries if isinstance(entry, QueryCheckpoint) or entry.epoch > 1]
 
 
 def _appends(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
@@ -239,7 +240,7 @@ def _appends(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
 
 
 def _starts_files_often(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
-    return NumberedLog(store, prefix, clock, appends=True, max_file_bytes=700)
+    return NumberedLog(store, prefix, clock, appends=True, max_file_bytes=1000)
 
 
 def _writes_files(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
-from statelog.log.entry import Checkpoint, Claim, Fence, encode_frame
+from statelog.log.entry import Fence, QueryCheckpoint, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
 from statelog.storage.store import ObjectInfo
@@ -41,7 +42,7 @@ def name_of(number: int) -> str:
     return f"{PREFIX}/{number:020}.log"
 
 
-def append(log: NumberedLog, run: str, epoch: int, batch: int, log_start: int = 0) -> Checkpoint:
+def append(log: NumberedLog, run: str, epoch: int, batch: int, log_start: int = 0) -> QueryCheckpoint:
     entry, payload = make_checkpoint(run, epoch, batch)
     return log.append(replace(entry, log_start=log_start), payload)
 
@@ -77,31 +78,18 @@ def test_closing_closes_the_store(tmp_path: Path) -> None:
     assert store.is_closed
 
 
-@pytest.mark.parametrize("appends", [False, True])
-def test_a_claim_that_gives_up_hides_earlier_checkpoints_and_stays(tmp_path: Path, appends: bool) -> None:
-    log = make_log(LocalStore(tmp_path), appends=appends)
-    log.claim(make_claim("a"))
-    append(log, "a", 1, 0)
-    log.close()
-    log = make_log(LocalStore(tmp_path), appends=appends)
-    log.claim(lambda epoch: replace(make_claim("b")(epoch), gives_up=True))
-    log.close()
-    entries = make_log(LocalStore(tmp_path)).read()
-    assert [(type(entry), entry.run_id) for entry in entries if not isinstance(entry, Fence)] == [
-        (Claim, "a"),
-        (Claim, "b"),
-    ]
-    log = make_log(LocalStore(tmp_path), appends=appends)
-    assert checkpoints(log.claim(make_claim("c"))) == []
-    append(log, "c", 3, 5)
-    assert batches(make_log(LocalStore(tmp_path))) == [5]
-
-
-def test_a_claim_that_gives_up_stays_even_if_it_is_all_that_the_log_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "news",
+    [{"follows": b"an id"}, {"follows": b""}, {"renames": {"a-1": "b"}}, {"ended": ["a-1"]}, {"begins_empty": True}],
+    ids=str,
+)
+def test_a_claim_with_news_stays_even_if_it_is_all_that_the_log_holds(tmp_path: Path, news: dict[str, Any]) -> None:
     log = make_log(LocalStore(tmp_path))
-    log.claim(lambda epoch: replace(make_claim("a")(epoch), gives_up=True))
+    log.claim(lambda epoch: replace(make_claim("a")(epoch), **news))
     log.close()
     assert numbers(tmp_path) == [1]
+    [claim] = make_log(LocalStore(tmp_path)).claim(make_claim("b"))
+    assert claim == replace(make_claim("a")(1), number=1, **news)
 
 
 def test_a_claim_goes_with_its_run_only_if_it_is_all_that_the_log_holds(tmp_path: Path) -> None:

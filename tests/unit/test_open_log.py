@@ -13,7 +13,7 @@ import statelog
 from statelog import ConfigurationError, ErrorKind, Options, StorageError
 from statelog.clock import SystemClock
 from statelog.log.numbered import NumberedLog
-from statelog.log.open import open_log, open_retrying_store
+from statelog.log.open import new_identity, open_log, open_retrying_store
 from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
@@ -24,7 +24,7 @@ from tests.stores import KeptStore, WholeObjects
 def opened(root: Path, clock: ManualClock | None = None, *, appends: bool = True, **options: Any) -> NumberedLog:
     store = LocalStore(root)
     made = store if appends else WholeObjects(store)
-    return open_log(made, "op", Options(**options), clock or ManualClock())
+    return open_log(made, Options(**options), clock or ManualClock())
 
 
 def files_of(log: NumberedLog, checkpoints: int = 3) -> int:
@@ -45,7 +45,7 @@ def test_checkpoints_share_a_file_where_they_may_and_can(
 ) -> None:
     log = opened(tmp_path, appends=appends, file_merging=merging)
     assert files_of(log) == files
-    assert [info.name.split("/")[:2] for info in LocalStore(tmp_path).list()] == [["op", "log"]] * (1 + files)
+    assert [info.name.split("/")[0] for info in LocalStore(tmp_path).list()] == ["log"] * (1 + files)
 
 
 def test_a_store_that_cannot_append_cannot_be_told_to(tmp_path: Path) -> None:
@@ -70,6 +70,14 @@ def test_files_that_older_writers_may_look_for_stay_for_as_long_as_the_options_s
     assert log.removable(99) == []
     clock.advance(1)
     assert log.removable(99) == [log.name_of(1)]
+
+
+def test_an_identity_is_a_name_and_a_number_that_is_used_once() -> None:
+    """Whatever the uid is, it is the name of a folder, and none that the log or the pins have."""
+    first, second = (new_identity("a/b ü", bytes([number] * 16)) for number in (1, 2))
+    assert first == "a%2Fb%20%C3%BC-0101010101010101"
+    assert first != second
+    assert new_identity("log", bytes(16)) != "log"
 
 
 # ---- Stores ----

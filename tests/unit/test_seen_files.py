@@ -31,7 +31,7 @@ STORES: dict[str, Callable[[str], Store]] = {
 
 
 def log_of(store: Store, merging: str, *, remembers: bool) -> NumberedLog:
-    return open_log(store, "op", Options(file_merging=merging), SystemClock(), remembers=remembers)
+    return open_log(store, Options(file_merging=merging), SystemClock(), remembers=remembers)
 
 
 def tokens(log: NumberedLog) -> list[bytes]:
@@ -70,7 +70,7 @@ def test_a_log_that_remembers_says_the_same(merging: str, seed: int, tmp_path: P
                 del query.models[-1]  # the batch is repeated
                 query.start()
             case 2 if merging == "across":
-                newest = sorted((Path(query.location) / "op" / "log").glob("*.log"))[-1]
+                newest = sorted((Path(query.location) / "log").glob("*.log"))[-1]
                 newest.write_bytes(newest.read_bytes() + newest.read_bytes()[:30])  # a torn frame
                 assert remembering.read() == log_of(store, merging, remembers=False).read()
                 query.start()
@@ -104,7 +104,7 @@ def test_other_logs_read_everything_and_remember_nothing(merging: str, tmp_path:
     query = Story(tmp_path, open_store=STORES[merging], file_merging=merging)
     query.run_batches(3, random.Random(1))
     store = CountedStore(STORES[merging](query.location))
-    for log in (log_of(store, merging, remembers=False), NumberedLog(store, "op/log", SystemClock(), appends=True)):
+    for log in (log_of(store, merging, remembers=False), NumberedLog(store, "log", SystemClock(), appends=True)):
         log.read()
         whole = store.take()
         log.read()
