@@ -16,7 +16,7 @@ The other modules work on the state of whole queries:
 - `save_restore`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
 - `migrate`: ``migrate`` begins a new query with the state of Spark's own ``transformWithState``.
 - `branch`: ``branch`` begins a new query with the state of another one, without copying it.
-- `repair`, `fall_back`: Spark repeats batches that it has committed.
+- `repair`, `fall_back`: ``rewind`` and ``fall_back`` make Spark repeat batches that it has committed.
 - `forget` and `rename`: an operator's state is given up, or gets another name, by a claim in the query's log.
 - `orphans`: ``list_orphans`` lists the objects that nothing needs, ``delete_orphans`` deletes them beside a query.
 
