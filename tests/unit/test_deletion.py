@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,9 +34,8 @@ SOURCES = Path(__file__).parents[2] / "src" / "statelog"
 
 def gate(needed: set[str] | None = None, grants: Grants | None = None, pinned: Sequence[str] = ()) -> DeletionGate:
     made = DeletionGate(
-        "op",
         (needed or set()).__contains__,
-        (grants or Grants(lambda subtask: f"op/runs/3/{subtask}")).is_open,
+        (grants or Grants(lambda subtask: f"op-1/runs/3/{subtask}")).is_open,
         set(pinned).__contains__,
     )
     made.begin(3, 7)
@@ -46,48 +46,49 @@ def gate(needed: set[str] | None = None, grants: Grants | None = None, pinned: S
 
 
 def test_a_file_that_a_checkpoint_needs_stays() -> None:
-    needed = {"op/changes/1/0/2-a.run"}
-    assert not gate(needed).may_go("op/changes/1/0/2-a.run")
-    assert gate(needed).may_go("op/changes/1/0/3-a.run")
+    needed = {"op-1/changes/1/0/2-a.run"}
+    assert not gate(needed).may_go("op-1/changes/1/0/2-a.run")
+    assert gate(needed).may_go("op-1/changes/1/0/3-a.run")
 
 
 def test_a_file_that_a_pin_needs_stays() -> None:
-    made = gate(pinned=["op/changes/1/0/2-a.run"])
-    assert not made.may_go("op/changes/1/0/2-a.run")
-    assert made.may_go("op/changes/1/0/3-a.run")
+    made = gate(pinned=["op-1/changes/1/0/2-a.run"])
+    assert not made.may_go("op-1/changes/1/0/2-a.run")
+    assert made.may_go("op-1/changes/1/0/3-a.run")
 
 
 def test_what_an_entry_in_doubt_names_stays_until_another_is_durable() -> None:
     entry, _ = make_checkpoint("a", 3, 6)
-    segment = SegmentRef(0, 1, b"", 0, 1, 1, 1, "op/changes/3/0/6-a.run")
-    run = StoredRun("op/runs/3/0/5-1/5-a-0.run", 0, 1, b"", 1, 0, 9)
+    segment = SegmentRef(0, 1, b"", 0, 1, 1, 1, "op-1/changes/3/0/6-a.run")
+    run = StoredRun("op-1/runs/3/0/5-1/5-a-0.run", 0, 1, b"", 1, 0, 9)
     base = Base(0, 1, [Level(0, 5, b"", b"", 0, 9, [run])])
     made = gate()
     assert made.may_go(segment.name)
     assert made.may_go(run.name)
-    made.doubt(replace(entry, segments=[segment], bases=[base]))
-    made.doubt(replace(entry, segments=[], bases=[]))
+    first, second = entry.sections
+    made.doubt(replace(entry, sections=[first, replace(second, segments=[segment], bases=[base])]))
+    made.doubt(replace(entry, sections=[first]))
     made.end()
     assert not made.may_go(segment.name)
     assert not made.may_go(run.name)
-    made.settle("op/log/2")
+    made.settle("log/2")
     assert made.may_go(segment.name)
     assert made.may_go(run.name)
 
 
 def test_what_an_attempt_may_still_ack_stays() -> None:
     made = gate()
-    assert not made.may_go("op/changes/3/0/7-a-0.run")
-    assert not made.may_go("op/changes/3/12/8-a.snapshot")
-    assert made.may_go("op/changes/3/0/6-a-0.run"), "its batch is certain"
-    assert made.may_go("op/changes/2/0/7-a-0.run"), "its run is over"
+    assert not made.may_go("op-1/changes/3/0/7-a-0.run")
+    assert not made.may_go("op-1/changes/3/12/8-a.snapshot")
+    assert made.may_go("op-1/changes/3/0/6-a-0.run"), "its batch is certain"
+    assert made.may_go("op-1/changes/2/0/7-a-0.run"), "its run is over"
     made.end()
-    assert made.may_go("op/changes/3/0/7-a-0.run")
+    assert made.may_go("op-1/changes/3/0/7-a-0.run")
 
 
 def test_only_attempts_of_the_run_are_live() -> None:
     """And no other object is taken for one of theirs, whatever it is called."""
-    made = DeletionGate("3", lambda name: False, lambda name: False, lambda name: False)
+    made = DeletionGate(lambda name: False, lambda name: False, lambda name: False)
     assert made.may_go("3/changes/1/0/7-a-0.run"), "the run has not begun"
     made.begin(3, 7)
     names = ["3/initial/7-0.arrow", "3/changes/3/0/x-7.run", "3/changes/3/9", "3/changes/3", "3/changes/33/0/7-a-0.run"]
@@ -95,27 +96,27 @@ def test_only_attempts_of_the_run_are_live() -> None:
 
 
 def test_files_of_the_log_stay_from_its_start_on() -> None:
-    made = gate({"op/log/00000000000000000003.log"})
-    names = [f"op/log/{number:020}.log" for number in range(2, 7)]
+    made = gate({"log/00000000000000000003.log"})
+    names = [f"log/{number:020}.log" for number in range(2, 7)]
     assert [made.may_go(name) for name in names] == [False] * 5, "before an entry says so none may go"
     made.settle(names[3])
     assert [made.may_go(name) for name in names] == [True, False, True, False, False]
 
 
 def test_what_a_grant_lets_a_job_name_stays_until_the_grant_ends() -> None:
-    grants = Grants(lambda subtask: f"op/runs/3/{subtask}")
+    grants = Grants(lambda subtask: f"op-1/runs/3/{subtask}")
     made = gate(grants=grants)
-    name = "op/runs/3/1/4-20/3-a-0.run"
+    name = "op-1/runs/3/1/4-20/3-a-0.run"
     assert made.may_go(name)
     grants.open(1, "4-20", b"base", [])
     assert not made.may_go(name)
-    assert made.may_go("op/runs/3/1/4-2/3-a-0.run"), "a job that is over"
-    assert made.may_go("op/runs/3/0/4-20/3-a-0.run"), "another subtask"
+    assert made.may_go("op-1/runs/3/1/4-2/3-a-0.run"), "a job that is over"
+    assert made.may_go("op-1/runs/3/0/4-20/3-a-0.run"), "another subtask"
     grants.take(1)
     assert not made.may_go(name), "it is to be part of a checkpoint"
     assert grants.end_pending(1)
     assert made.may_go(name)
-    assert grants.ended() == ["op/runs/3/1/4-20"]
+    assert grants.ended() == ["op-1/runs/3/1/4-20"]
     assert grants.ended() == []
 
 
@@ -126,13 +127,15 @@ def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
         "log/numbered.py": "its only claim, when a run ends that wrote nothing",
         "checkpoint/changeset.py": "an attempt's own objects, before anybody knows their names",
         "checkpoint/held_pin.py": "its own pins",
-        "checkpoint/parent.py": "a branch's own pin at its parent, and the note of it",
+        "checkpoint/garbage.py": "a branch's own pin at its parent",
     }
     found = set()
     for folder in ("checkpoint", "local", "log"):
         for path in sorted((SOURCES / folder).glob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Attribute) and node.attr == "delete" and "store" in ast.unparse(node.value):
+                if not (isinstance(node, ast.Attribute) and node.attr == "delete"):
+                    continue
+                if re.search("store|open_location", ast.unparse(node.value)):
                     found.add(f"{folder}/{path.name}")
     assert found == set(own)
 
@@ -156,14 +159,14 @@ class Undeletable(StoreWrapper):
 
 
 def fill(store: Undeletable, count: int) -> list[str]:
-    names = [f"op/changes/1/0/{number:03}-a.run" for number in range(count)]
+    names = [f"op-1/changes/1/0/{number:03}-a.run" for number in range(count)]
     for name in names:
         store.put(name, b"x")
     return names
 
 
 def test_one_object_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bad = {"op/changes/1/0/017-a.run", "op/changes/1/0/018-a.run"}
+    bad = {"op-1/changes/1/0/017-a.run", "op-1/changes/1/0/018-a.run"}
     store = Undeletable(tmp_path, bad)
     names = fill(store, 100)
     deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=False)
@@ -211,7 +214,7 @@ def test_a_search_leaves_what_the_gate_keeps(tmp_path: Path) -> None:
     store = Undeletable(tmp_path, set())
     names = fill(store, 12)
     deleter = Deleter(store, "operator 'x'", lambda name: name != names[4], in_background=False)
-    deleter.delete_below("op/changes/1/0/00")
+    deleter.delete_below("op-1/changes/1/0/00")
     assert [info.name for info in store.list()] == [names[4], *names[10:]]
 
 
@@ -286,9 +289,9 @@ def test_a_search_that_is_asked_for_during_another_is_made_as_well(tmp_path: Pat
     store = Hanging(tmp_path)
     names = fill(store, 12)
     deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True)
-    deleter.delete_below("op/changes/1/0/00")
+    deleter.delete_below("op-1/changes/1/0/00")
     assert store.hangs.wait(20), "nothing else has to be deleted first"
-    deleter.delete_below("op/changes/1/0/010")
+    deleter.delete_below("op-1/changes/1/0/010")
     store.released.set()
     deleter.close()
     assert [info.name for info in LocalStore(tmp_path).list()] == [names[11]]
@@ -328,7 +331,7 @@ def test_a_thread_deletes_whenever_there_is_something_and_ends_with_the_deleter(
     actions: list[tuple[Callable[[], None], list[str]]] = [
         (lambda: deleter.delete(names[20:]), names[:20]),
         (lambda: deleter.delete(names[10:20]), names[:10]),
-        (lambda: deleter.delete_below("op/changes/1/0/00"), []),
+        (lambda: deleter.delete_below("op-1/changes/1/0/00"), []),
     ]
     for action, left in actions:
         store.done.clear()
@@ -363,8 +366,8 @@ def test_a_search_that_fails_is_made_again(tmp_path: Path) -> None:
     store = Unlisted(tmp_path, set())
     names = fill(store, 12)
     deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=False)
-    deleter.delete_below("op/changes/1/0/00")
-    deleter.delete_below("op/changes/1/0/010")
+    deleter.delete_below("op-1/changes/1/0/00")
+    deleter.delete_below("op-1/changes/1/0/010")
     deleter.delete([names[11]])
     store.is_failing = False
     assert [info.name for info in store.list()] == names[:11]
@@ -427,10 +430,10 @@ def test_while_pins_cannot_be_listed_nothing_goes_and_nothing_is_forgotten(
 
     pins = Pins(meanwhile=fail)
     deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True, look=pins.look)
-    left += [lambda: deleter.delete([names[12]]), lambda: deleter.delete_below("op/changes/1/0/00")]
+    left += [lambda: deleter.delete([names[12]]), lambda: deleter.delete_below("op-1/changes/1/0/00")]
     with caplog.at_level(logging.WARNING):
         deleter.delete([names[11]])
-        deleter.delete_below("op/changes/1/0/010")
+        deleter.delete_below("op-1/changes/1/0/010")
         assert pins.seen.acquire(timeout=20), "what comes meanwhile lets it look again"
         deleter.close()
     assert caplog.text.count("nothing is deleted until the pins can be listed") == 1

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.garbage import Retention
-from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Begin, TaskId
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.errors import CorruptionError, FencedError, StateMissingError, StorageError
-from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, encode_frame
+from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, QueryCheckpoint, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef
 from statelog.runs import digests
@@ -22,6 +22,7 @@ from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.acks import make_ack
 from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
+from tests.entries import segments_in
 from tests.model.operator_engine import OperatorEngine
 
 MERGING = ["across", "within", "off"]
@@ -44,7 +45,7 @@ def checkpoint(batch: int, *places: tuple[str, int, int]) -> Checkpoint:
 
 
 def test_a_file_goes_with_the_last_segment_that_is_named() -> None:
-    retention = Retention(2.0, "op/log")
+    retention = Retention(2.0)
     first = checkpoint(0, ("a", 0, 10), ("a", 10, 10))
     second = checkpoint(1, ("a", 10, 10), ("b", 0, 10))
     third = checkpoint(2, ("b", 0, 10), ("c", 0, 10))
@@ -63,17 +64,17 @@ def test_a_file_goes_with_the_last_segment_that_is_named() -> None:
 
 
 def test_files_of_the_log_are_released_by_the_log() -> None:
-    retention = Retention(2.0, "op/log")
-    added = checkpoint(0, ("op/log/1.log", 0, 10), ("op/changes/x", 0, 10))
+    retention = Retention(2.0)
+    added = checkpoint(0, ("log/1.log", 0, 10), ("op-1/changes/x", 0, 10))
     retention.add(added)
     retention.remove(added)
-    assert retention.release() == ["op/changes/x"]
-    assert not retention.needs("op/log/1.log")
+    assert retention.release() == ["op-1/changes/x"]
+    assert not retention.needs("log/1.log")
 
 
 def test_the_most_wasteful_closed_files_are_emptied() -> None:
-    retention = Retention(2.0, "op/log")
-    full, half, little, newest = files = [f"op/log/{number}" for number in range(4)]
+    retention = Retention(2.0)
+    full, half, little, newest = files = [f"log/{number}" for number in range(4)]
     everything = checkpoint(0, *((name, offset, 10) for name in files for offset in range(0, 100, 10)))
     parts = {full: 10, half: 5, little: 1, newest: 1}
     needed = checkpoint(1, *((name, offset * 10, 10) for name, count in parts.items() for offset in range(count)))
@@ -86,7 +87,7 @@ def test_the_most_wasteful_closed_files_are_emptied() -> None:
     retention.choose_wasteful(newest)
     assert [name for name in files if name in retention.wasteful] == [little]
     for limit, chosen in ((3.0, []), (1.0, [half, little])):
-        other = Retention(limit, "op/log")
+        other = Retention(limit)
         for added in (everything, needed):
             other.add(added)
         other.remove(everything)
@@ -96,7 +97,7 @@ def test_the_most_wasteful_closed_files_are_emptied() -> None:
 
 def test_a_file_that_is_needed_again_before_it_went_stays() -> None:
     """A revision names what the entry before it did."""
-    retention = Retention(2.0, "op/log")
+    retention = Retention(2.0)
     entry = checkpoint(0, ("a", 0, 10))
     retention.add(entry)
     retention.remove(entry)
@@ -122,39 +123,39 @@ def test_no_more_files_are_emptied_than_are_too_large_together(
     limit: float, waste: dict[str, int], chosen: list[str]
 ) -> None:
     """Of files of 100 bytes each, of which so many are not needed any more."""
-    retention = Retention(limit, "op/log")
-    held = checkpoint(0, *((f"op/runs/{name}", 0, 100 - wasted) for name, wasted in waste.items() if wasted < 100))
-    rest = checkpoint(0, *((f"op/runs/{name}", 100 - wasted, wasted) for name, wasted in waste.items() if wasted))
+    retention = Retention(limit)
+    held = checkpoint(0, *((f"op-1/runs/{name}", 0, 100 - wasted) for name, wasted in waste.items() if wasted < 100))
+    rest = checkpoint(0, *((f"op-1/runs/{name}", 100 - wasted, wasted) for name, wasted in waste.items() if wasted))
     for added in (held, rest):
         retention.add(added)
     retention.remove(rest)
-    retention.choose_wasteful("op/log/1")
-    assert [name for name in waste if f"op/runs/{name}" in retention.wasteful] == chosen
+    retention.choose_wasteful("log/1")
+    assert [name for name in waste if f"op-1/runs/{name}" in retention.wasteful] == chosen
     assert bool(retention.wasteful) == bool(chosen)
 
 
 def test_what_was_wasteful_is_not_for_ever() -> None:
-    retention = Retention(2.0, "op/log")
+    retention = Retention(2.0)
     held, rest, more = checkpoint(0, ("a", 0, 10)), checkpoint(0, ("a", 10, 90)), checkpoint(1, ("b", 0, 500))
     for added in (held, rest):
         retention.add(added)
     retention.remove(rest)
-    retention.choose_wasteful("op/log")
+    retention.choose_wasteful("log")
     assert "a" in retention.wasteful
     retention.add(more)
-    retention.choose_wasteful("op/log")
+    retention.choose_wasteful("log")
     assert not retention.wasteful
 
 
 def test_changes_inside_their_own_entry_stay_with_it() -> None:
     """Later checkpoints build on the entry of keyed state; of operator state the newest entry is enough."""
-    own, elsewhere = f"op/log/{3:020}.log", "op/changes/1/0/x"
+    own, elsewhere = f"log/{3:020}.log", "op-1/changes/1/0/x"
     held = replace(checkpoint(0, (own, 0, 10), (elsewhere, 0, 10)), number=3)
     for key_schema, expected in ((b"", [True, True]), (b"keys", [False, True])):
-        retention = Retention(2.0, "op/log")
+        retention = Retention(2.0)
         retention.add(replace(held, key_schema=key_schema))
         assert [retention.needs(name) for name in (own, elsewhere)] == expected
-    retention = Retention(2.0, "op/log")
+    retention = Retention(2.0)
     retention.add(replace(held, key_schema=b"keys", number=4))
     assert retention.needs(own), "a revision is not the entry that holds them"
 
@@ -164,14 +165,12 @@ def test_changes_inside_their_own_entry_stay_with_it() -> None:
 
 def open_log(root: Path, clock: ManualClock, merging: str, plan: FaultPlan | None = None) -> NumberedLog:
     store = FaultStore(LocalStore(root), plan or FaultPlan())
-    return NumberedLog(store, PREFIX, clock, appends=merging == "across", max_file_bytes=600, min_age_s=60)
+    return NumberedLog(store, PREFIX, clock, appends=merging == "across", max_file_bytes=900, min_age_s=60)
 
 
-def placed(run: str, epoch: int, batch: int, log_start: int) -> tuple[Checkpoint, list[bytes]]:
+def placed(run: str, epoch: int, batch: int, log_start: int) -> tuple[QueryCheckpoint, list[bytes]]:
     entry, payload = make_checkpoint(run, epoch, batch)
-    return Checkpoint(**{name: getattr(entry, name) for name in entry.__struct_fields__} | {"log_start": log_start}), (
-        payload
-    )
+    return replace(entry, log_start=log_start), payload
 
 
 @pytest.mark.parametrize("merging", ["across", "within"])
@@ -360,7 +359,11 @@ class Load:
                 coordinator.ack(message, b"")
             return
         data = rng.randbytes(rng.choice((50, 500, 3000)))
-        name = f"{begun.upload_prefix}/{self.batch}-{self.attempt}.snapshot" if len(data) > begun.inline_bytes else ""
+        name = (
+            f"{begun.permit.upload_prefix}/{self.batch}-{self.attempt}.snapshot"
+            if len(data) > begun.permit.inline_bytes
+            else ""
+        )
         if name:
             LocalStore(self.engine.location).put(name, data)
         if acks:
@@ -389,8 +392,8 @@ def test_five_thousand_checkpoints_leave_a_bounded_number_of_files(tmp_path: Pat
     limits = {"across": 10, "within": 10 + 2, "off": 10 * (1 + 3) + 2}
     assert most <= limits[merging]
     held = store.list()
-    entries = History(load.engine.read_log()).checkpoints
-    needed = {(segment.name, segment.offset): segment.length for entry in entries for segment in entry.segments}
+    entries = QueryHistory(load.engine.read_log()).entries
+    needed = {(segment.name, segment.offset): segment.length for entry in entries for segment in segments_in(entry)}
     assert sum(info.size_bytes for info in held) < 2.5 * sum(needed.values()) + 20_000
 
 
@@ -453,7 +456,7 @@ def test_a_snapshot_that_cannot_be_moved_stays_where_it_is(tmp_path: Path) -> No
         is_failing = batch < 12
         engine.run_subtask(batch, 0, [])
         engine.run_subtask(batch, 1, [["update", "items", f"{batch:050}"]])
-        places.append(checkpoints(engine.read_log())[-1].segments[0].name)
+        places.append(segments_in(checkpoints(engine.read_log())[-1])[0].name)
     assert len(set(places[:11])) == 1
     assert places[-1] != places[0], "moved once that was possible"
     is_failing = False
@@ -494,7 +497,7 @@ def test_a_file_is_filled_up_to_its_limit_and_not_beyond(tmp_path: Path, spare_b
     assert max(info.size_bytes for info in store.list()) <= limit
     assert [entry.number for entry in written[:4]] == ([1, 1, 1, 2] if spare_bytes == 0 else [1, 1, 2, 2])
     for batch, entry in enumerate(written):
-        texts = [store.read(it.name, offset=it.offset, length=it.length) for it in entry.segments]
+        texts = [store.read(it.name, offset=it.offset, length=it.length) for it in segments_in(entry)]
         assert texts == make_checkpoint("a", 1, batch)[1]
 
 
@@ -507,9 +510,9 @@ def test_nothing_is_deleted_before_the_entry_that_makes_it_superfluous(tmp_path:
 
     class Watched(StoreWrapper):
         def delete(self, names: list[str]) -> None:
-            kept = list(History(load.engine.read_log()).checkpoints)[-3:]
+            kept = QueryHistory(load.engine.read_log()).entries[-3:]
             assert len(kept) == min(3, kept[-1].batch + 1)
-            needed = {segment.name for entry in kept for segment in entry.segments}
+            needed = {segment.name for entry in kept for segment in segments_in(entry)}
             needed.update(name for name in names if name.endswith(".log") and int(Path(name).stem) >= kept[0].number)
             assert needed.isdisjoint(names)
             deleted.extend(names)
