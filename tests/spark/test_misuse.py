@@ -299,6 +299,24 @@ def test_two_operators_need_different_uids(spark: SparkSession, tmp_path: Path) 
     job.require_exact()
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ({}, {"options": statelog.Options(retained_checkpoints=5)}, ["retained_checkpoints 10", "operator 'second' 5"]),
+        ({"location": "/one"}, {"location": "/other"}, ["operator 'first' /one", "operator 'second' /other"]),
+    ],
+)
+def test_operators_of_a_query_share_the_options_of_its_log(
+    spark: SparkSession, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], words: list[str]
+) -> None:
+    job = Job(tmp_path).add(make_orders(2, seed=31))
+    own = statelog.key_by(job.read(spark), "user").agg(statelog.Last("item").alias("item"), uid="first", **first)
+    both = statelog.key_by(own, "user").agg(statelog.Last("item").alias("item"), uid="second", **second)
+    text = job.fail(both)
+    for word in [*words, "[invalid-option]"]:
+        assert word in text
+
+
 def test_one_dataframe_as_two_queries_is_two_states(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(tmp_path).add(make_orders(4, seed=31))
     twin = job.elsewhere("twin")

@@ -41,10 +41,10 @@ class Deliveries:
             raise OSError("the sink is gone")
 
 
-def salted(job: Job, spark: SparkSession, parallelism: int) -> DataFrame:
+def salted(job: Job, spark: SparkSession, parallelism: int, options: Options | None = None) -> DataFrame:
     """Totals that depend on the moment at which they are computed, and on nothing else that a repetition has."""
     salt = str(job.root / "salt")
-    return job.ledger(spark, parallelism, processor=Salted(salt), output=TOTALS)
+    return job.ledger(spark, parallelism, options, processor=Salted(salt), output=TOTALS)
 
 
 def totals(batches: list[list[Order]], salts: dict[int, int]) -> dict[int, Answer]:
@@ -78,12 +78,12 @@ def test_a_repeated_batch_gives_the_sink_the_same_rows(
     set_salt(job, 7)
     first = Deliveries(fails_before=2) if ends == "before" else Deliveries(fails_after=2)
     with pytest.raises(StreamingQueryException, match="the sink is gone"):
-        run(job, salted(job, spark, 2), first, parallelism=2, options=options)
+        run(job, salted(job, spark, 2, options), first, parallelism=2, options=options)
     assert sorted(first.rows) == [0, 1, 2]
 
     set_salt(job, 1000)
     second = Deliveries()
-    run(job, salted(job, spark, 3), second, parallelism=1, options=options)
+    run(job, salted(job, spark, 3, options), second, parallelism=1, options=options)
 
     expected = totals(job.batches_of_spark(), {0: 7, 1: 7, 2: 7, 3: 1000})
     assert {batch: rows for batch, [rows] in second.rows.items()} == {2: expected[2], 3: expected[3]}

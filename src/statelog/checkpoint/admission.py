@@ -235,7 +235,8 @@ def incomplete_batch(
     `current` is the newest batch that subtasks have begun.
     """
     if current is None or batch > current.number:
-        what = f"no subtask ran in batch {batch}"
+        uids = ", ".join(f"operator '{config.uid}'" for config in roster)
+        what = f"no subtask of {uids} ran in batch {batch}"
     else:
         missing = {config.uid: current.operators[config.uid].missing(config.parallelism) for config in roster}
         shown = "; ".join(f"operator '{uid}': {_some(subtasks)}" for uid, subtasks in missing.items() if subtasks)

@@ -159,7 +159,8 @@ class Coordinator:
             self.kept_batch = first_batch
             first_batch += 1
         known = self._admit(entries, first_batch)
-        self._inventory.open(entries, self._epoch, self._roster[0].run_id, self._clock)
+        names = [run.name for of in (given or {}).values() for runs in of.values() for run in runs]
+        self._inventory.open(entries, self._epoch, self._roster[0].run_id, self._clock, names)
         self._inventory.points.open(self.history, first_batch)
         self._retained_from = self.history.retained_from if known else first_batch - 1
         for config in self._roster:

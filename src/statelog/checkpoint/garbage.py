@@ -77,6 +77,7 @@ def find_orphans(
     epoch: int,
     run_id: str,
     fenced_runs: Collection[str] = (),
+    given: Collection[str] = (),
     min_age_s: float,
     clock: Clock,
 ) -> list[str]:
@@ -85,9 +86,9 @@ def find_orphans(
     `epoch` was just claimed: writers of older epochs are fenced, so objects that they wrote since the last entry can
     never be referenced. `run_id` is the start whose initial state may still be needed. Objects younger than
     `min_age_s` stay, because a start without a claim in the log may be about to claim. The initial state of
-    `fenced_runs` goes at any age.
+    `fenced_runs` goes at any age. What operators are `given` to begin with stays.
     """
-    referenced = query.object_names()
+    referenced = query.object_names() | set(given)
     now_s = clock.now_s()
     found: list[str] = []
     for info in store.list():
@@ -350,8 +351,13 @@ class Inventory:
             found[identity] = self.pins.changes_from(identity)
         return found
 
-    def open(self, entries: Sequence[Entry], epoch: int, run_id: str, clock: Clock) -> None:
-        """Take over the files that the log references, and delete the orphans of earlier starts."""
+    def open(
+        self, entries: Sequence[Entry], epoch: int, run_id: str, clock: Clock, given: Collection[str] = ()
+    ) -> None:
+        """Take over the files that the log references, and delete the orphans of earlier starts.
+
+        `given` are the objects with which operators begin.
+        """
         self.epoch = epoch
         self.gate.begin(epoch, INITIAL_BATCH)
         self.query = QueryHistory(entries)
@@ -368,6 +374,7 @@ class Inventory:
             epoch=epoch,
             run_id=run_id,
             fenced_runs={entry.run_id for entry in entries if isinstance(entry, Claim)},
+            given=given,
             min_age_s=min_age_s,
             clock=clock,
         )

@@ -488,7 +488,7 @@ def _incomplete_end(
         entry = _stored(plans, query).at(batch)
         if entry is not None and entry.batch_time_ms == internals.batch_time(query, batch).time_ms:
             return None
-        return incomplete_batch(batch, None, [], _location(plans, query))
+        return incomplete_batch(batch, None, _roster(plans, query, [None] * len(plans)), _location(plans, query))
     try:
         coordinator.require_committed(batch)
     except StateMissingError as error:
