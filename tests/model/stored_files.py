@@ -72,7 +72,7 @@ class StoredFiles:
     @property
     def is_branch(self) -> bool:
         """Whether the query may need objects of its parent's."""
-        return self.query.latest is not None and self.query.latest.parent is not None
+        return self.query.parent is not None
 
     @property
     def unreferenced(self) -> list[str]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, StorageError
-from statelog.checkpoint.parent import Parent, write_parent
 from statelog.checkpoint.pins import MARGIN_S
+from statelog.log.entry import Parent
 from statelog.storage import LocalStore, Store
-from statelog.storage.links import link
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.contract.log_contract import make_claim
@@ -86,7 +86,7 @@ def test_what_the_checkpoint_before_the_newest_needs_stays(stored: Stored) -> No
         stored.put(name)
     assert deleted(stored) == []
     stored.checkpoint(5, 2, 1, 3, "op/changes/2/0/b")
-    assert deleted(stored) == ["op/changes/1/0/a", f"op/log/{1:020}.log", f"op/log/{2:020}.log"]
+    assert deleted(stored) == [f"log/{1:020}.log", f"log/{2:020}.log", "op/changes/1/0/a"]
 
 
 @pytest.mark.parametrize("scheme", ["", "kept:"], ids=["directory", "without appends"])
@@ -123,7 +123,7 @@ def test_if_the_log_of_the_entry_before_the_newest_is_gone_what_is_left_of_it_co
     stored.claim(3, 2)
     stored.checkpoint(4, 2, 0, 1, second)
     stored.checkpoint(5, 2, 0, 4, third)
-    stored.store.delete([f"op/log/{1:020}.log"])
+    stored.store.delete([f"log/{1:020}.log"])
     assert deleted(stored) == [first]
 
 
@@ -131,14 +131,14 @@ def test_log_files_go_up_to_the_first_that_stays(stored: Stored) -> None:
     """Later ones may be claims, by which an older driver sees that it is fenced as long as its own file exists."""
     for number in range(1, 5):
         stored.claim(number, number)
-    stored.checkpoint(5, 4, 0, 4, f"op/log/{3:020}.log")
-    stored.checkpoint(6, 4, 1, 5, f"op/log/{2:020}.log")
-    assert deleted(stored) == [f"op/log/{1:020}.log"]
+    stored.checkpoint(5, 4, 0, 4, f"log/{3:020}.log")
+    stored.checkpoint(6, 4, 1, 5, f"log/{2:020}.log")
+    assert deleted(stored) == [f"log/{1:020}.log"]
     stored.checkpoint(7, 4, 2, 7)
     stored.checkpoint(8, 4, 3, 7)
-    os.utime(stored.directory / f"op/log/{3:020}.log", (1001, 1001))
-    assert deleted(stored) == [f"op/log/{2:020}.log"]
-    assert deleted(stored, age_s=61) == [f"op/log/{number:020}.log" for number in (3, 4, 5, 6)]
+    os.utime(stored.directory / f"log/{3:020}.log", (1001, 1001))
+    assert deleted(stored) == [f"log/{2:020}.log"]
+    assert deleted(stored, age_s=61) == [f"log/{number:020}.log" for number in (3, 4, 5, 6)]
 
 
 def test_log_files_go_one_after_the_other_after_all_else(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_log_files_go_one_after_the_other_after_all_else(stored: Stored, monkeyp
     monkeypatch.setattr(LocalStore, "delete", lambda self, names: requests.append(names))
     clock = ManualClock(1060)
     statelog.delete_orphans(stored.directory, min_age_s=60, clock=clock)
-    assert requests == [["op/runs/1/0/1", "op/runs/1/0/2"], [f"op/log/{1:020}.log"], [f"op/log/{2:020}.log"]]
+    assert requests == [["op/runs/1/0/1", "op/runs/1/0/2"], [f"log/{1:020}.log"], [f"log/{2:020}.log"]]
 
 
 def test_objects_that_a_start_has_written_before_its_claim_go_when_it_is_fenced(stored: Stored) -> None:
@@ -178,7 +178,8 @@ def test_objects_that_are_not_ours_stay(stored: Stored) -> None:
     stored.claim(1, 1)
     stored.claim(2, 2)
     stored.checkpoint(3, 2, 0, 1)
-    for name in ("op/notes.txt", "op/changes/notes.txt", "op/runs/-1/a", "op/other/1/a", "elsewhere/changes/1/0/a"):
+    others = ("op/notes.txt", "op/changes/notes.txt", "op/runs/-1/a", "op/other/1/a", "deep/in/op/changes/1/0/a")
+    for name in (*others, "changes/1/0/a"):
         stored.put(name)
     assert deleted(stored) == []
 
@@ -203,36 +204,71 @@ def test_an_expired_pin_goes_at_any_age_and_frees_what_it_kept(orphan: Stored) -
     assert deleted(orphan, age_s=101 + MARGIN_S) == ["op/changes/1/0/a"]
 
 
-def put_branch(directory: Path, pin: str) -> str:
-    """Put the note of a branch that relies on a pin; returns the link to the branch's folder."""
-    write_parent(LocalStore(directory), "op", Parent("/parent", 0, pin))
-    return link(str(directory), "op")
-
-
 def test_pins_of_branches_that_are_gone_go_only_on_request_and_after_a_while(orphan: Stored, tmp_path: Path) -> None:
-    """A branch that is about to be made has no note yet."""
-    gone = orphan.pin(b"gone", "op/changes/1/0/a", lasts_s=None, branch=link(str(tmp_path / "gone"), "op"))
+    """A branch that is about to be made has no log yet."""
+    gone = orphan.pin(b"gone", "op/changes/1/0/a", lasts_s=None, branch=str(tmp_path / "gone"))
     assert statelog.delete_orphans(orphan.directory, min_age_s=0) == []
     assert deleted(orphan, age_s=1000) == []
     assert deleted(orphan, age_s=59.9, release=True) == []
     assert deleted(orphan, age_s=60, release=True) == ["op/changes/1/0/a", gone]
 
 
-def test_pins_that_a_branch_relies_on_stay_and_those_of_nobody_else_go(orphan: Stored, tmp_path: Path) -> None:
-    own = link(str(tmp_path / "branch"), "op")
+@pytest.fixture
+def branch(tmp_path: Path) -> Stored:
+    """A branch whose start has claimed its log, and has written no entry yet."""
+    made = Stored(tmp_path / "branch")
+    made.claim(1, 1)
+    return made
+
+
+def test_pins_that_a_branch_relies_on_stay_and_those_of_nobody_else_go(orphan: Stored, branch: Stored) -> None:
+    own = str(branch.directory)
     kept = orphan.pin(b"kept", "op/changes/1/0/a", lasts_s=None, branch=own)
     former = orphan.pin(b"former", lasts_s=None, branch=own)
     orphan.pin(b"by hand", lasts_s=None)
-    assert put_branch(tmp_path / "branch", kept) == own
+    branch.log_file(2, branch.entry(1, 5, 1, parent=Parent("/parent", 5, kept)))
     assert deleted(orphan, age_s=60, release=True) == [former]
-    put_branch(tmp_path / "branch", "op/pins/another.json")
+    branch.log_file(3, branch.entry(1, 6, 1, parent=Parent("/parent", 5, "pins/another.json")))
     assert deleted(orphan, age_s=60, release=True) == ["op/changes/1/0/a", kept]
+
+
+def test_the_pin_of_a_branch_goes_exactly_when_its_newest_entry_does_not_name_it(
+    orphan: Stored, branch: Stored
+) -> None:
+    """Whatever claims come after that entry: what the branch needs is known once its next entry is there."""
+    kept = orphan.pin(b"kept", "op/changes/1/0/a", lasts_s=None, branch=str(branch.directory))
+    parent = Parent(str(orphan.directory), 5, kept)
+    branch.log_file(2, branch.entry(1, 5, 1, parent=parent))
+    branch.log_file(3, branch.entry(1, 6, 1, parent=parent))
+    told: list[dict[str, Any]] = [
+        {},
+        {"ended": ["op"]},
+        {"follows": b"1 5"},
+        {"follows": b""},
+        {"renames": {"op": "x"}},
+    ]
+    for number, news in enumerate(told):
+        branch.log_file(4 + number, replace(make_claim("tool")(2 + number), **news))
+        assert deleted(orphan, age_s=60, release=True) == [], news
+    branch.log_file(9, branch.entry(6, 7, 1))
+    assert deleted(orphan, age_s=60, release=True) == ["op/changes/1/0/a", kept]
+
+
+def test_the_log_of_a_branch_that_cannot_be_read_stops_everything(orphan: Stored, branch: Stored) -> None:
+    kept = orphan.pin(b"kept", "op/changes/1/0/a", lasts_s=None, branch=str(branch.directory))
+    branch.log_file(2, branch.entry(1, 5, 1, parent=Parent(str(orphan.directory), 5, kept)))
+    path = branch.directory / f"log/{2:020}.log"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    before = orphan.store.list()
+    with pytest.raises(CorruptionError, match=f"log/{2:020}.log"):
+        statelog.delete_orphans(orphan.directory, min_age_s=0, release=True)
+    assert orphan.store.list() == before
 
 
 def test_a_pin_that_cannot_be_read_stops_everything(orphan: Stored) -> None:
     name = orphan.pin(b"pin")
     orphan.put(name, b"{}")
-    with pytest.raises(CorruptionError, match="nobody knows what a pin keeps") as stopped:
+    with pytest.raises(CorruptionError, match="because a pin cannot be read") as stopped:
         statelog.delete_orphans(orphan.directory, min_age_s=0)
     assert f"statelog unpin LOCATION {name}" in stopped.value.hint
     assert (orphan.directory / "op/changes/1/0/a").exists()

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import statelog
 from statelog import Step
 from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
-from statelog.checkpoint.query_operators import operators_of
 from statelog.errors import ConfigurationError
-from statelog.log.entry import Checkpoint, Entry, encode_frame
+from statelog.log.entry import Entry, Parent, QueryCheckpoint, Section, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
@@ -20,6 +20,7 @@ from statelog.testing.query import Crash
 from tests.contract.log_contract import make_claim
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
+from tests.model.stored_files import folder_of
 
 
 def test_orphans_are_what_the_next_start_removes(tmp_path: Path) -> None:
@@ -37,7 +38,7 @@ def test_orphans_are_what_the_next_start_removes(tmp_path: Path) -> None:
     store.put("elsewhere/file", b"not ours")
     store.put("op/initial/run/0.arrow", b"rows")
     found = statelog.list_orphans(engine.location, clock=clock)
-    assert [info.name.split("/")[:2] for info in found] == [["op", "changes"], ["op", "initial"]]
+    assert [folder_of(info.name) for info in found] == ["changes", "initial"]
     assert statelog.list_orphans(engine.location, min_age_s=10**12, clock=clock) == []
     before = {info.name for info in store.list()}
     engine.clock.advance(10**12)
@@ -68,7 +69,7 @@ def test_leftovers_of_the_log_are_orphans(tmp_path: Path) -> None:
     engine.start(1, 0)
     for batch in range(2):
         engine.run_subtask(batch, 0, [["add", "items", "x"]])
-    name = f"op/log/{2:020}.log"
+    name = f"log/{2:020}.log"
     late = store.read(name)
     for batch in range(2, 6):
         engine.run_subtask(batch, 0, [["add", "items", "x"]])
@@ -79,7 +80,7 @@ def test_leftovers_of_the_log_are_orphans(tmp_path: Path) -> None:
 
 
 class Stored:
-    """An operator whose log is in single files, put there one by one; every object was written at second 1000."""
+    """A query whose log is in single files, put there one by one; every object was written at second 1000."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -95,25 +96,27 @@ class Stored:
     def log_file(self, number: int, *entries: Entry) -> None:
         """Put a file of the log."""
         parts = [part for entry in entries for part in encode_frame(entry, [])]
-        self.put(f"op/log/{number:020}.log", b"".join(parts))
+        self.put(f"log/{number:020}.log", b"".join(parts))
 
     def checkpoint(self, number: int, epoch: int, batch: int, log_start: int, *names: str, run: str = "run") -> None:
         """Put the file of a checkpoint that needs some objects."""
         self.log_file(number, self.entry(epoch, batch, log_start, *names, run=run))
 
-    def entry(self, epoch: int, batch: int, log_start: int, *names: str, run: str = "run") -> Checkpoint:
+    def entry(
+        self, epoch: int, batch: int, log_start: int, *names: str, run: str = "run", parent: Parent | None = None
+    ) -> QueryCheckpoint:
         """The entry of a checkpoint that needs some objects."""
         segments = [SegmentRef(subtask, 1, b"sum", 0, 1, 1, 1, name) for subtask, name in enumerate(names)]
-        return Checkpoint(
-            *(epoch, batch, 0, "query", run, "uid", len(names), segments, b"", [], 0, 0, b""),
-            element_counts=[[]] * len(names),
-            log_start=log_start,
+        own = Section("op", "op", len(names), segments, b"", [], element_counts=[[]] * len(names))
+        token = f"{epoch} {batch}".encode()
+        return QueryCheckpoint(
+            *(epoch, batch, 0, token, b"", "query", run, token, 0, 0, [own]), log_start=log_start, parent=parent
         )
 
     def pin(self, token: bytes, *names: str, lasts_s: float | None = 100.0, branch: str = "") -> str:
         """Put a pin of some objects; returns its name."""
-        made = Pin("uid", "query", 0, b"", 0, "test", 0, lasts_s, [], [], sorted(names), 0, branch=branch)
-        name = pin_name("op", 0, token)
+        made = Pin("query", 0, b"", 0, "test", 0, lasts_s, [], [], sorted(names), branch=branch)
+        name = pin_name(0, token)
         write_pin(self.store, name, made)
         os.utime(self.directory / name, (1000, 1000))
         return name
@@ -132,12 +135,12 @@ def stored(tmp_path: Path) -> Stored:
 def test_only_what_the_newest_checkpoint_needs_of_the_log_is_no_leftover(stored: Stored) -> None:
     """Files in front of its first one go, but for those with a snapshot that has not changed since."""
     for number in range(1, 7):
-        stored.put(f"op/log/{number:020}.log", b"left behind")
+        stored.put(f"log/{number:020}.log", b"left behind")
     stored.claim(5, 2)
     stored.checkpoint(6, 2, 0, 4, "op/changes/2/0/a")
-    stored.checkpoint(7, 2, 1, 5, f"op/log/{3:020}.log")
-    stored.put("op/log/notes.txt")
-    found = [f"op/log/{number:020}.log" for number in (1, 2, 4)]
+    stored.checkpoint(7, 2, 1, 5, f"log/{3:020}.log")
+    stored.put("log/notes.txt")
+    found = [f"log/{number:020}.log" for number in (1, 2, 4)]
     assert stored.orphans() == found, "nor what is none of the log's files"
     assert stored.orphans(age_s=59.9) == [], "nor what is young"
 
@@ -150,20 +153,17 @@ def test_objects_of_a_run_that_is_about_to_claim_are_no_leftovers(stored: Stored
         for name in (f"op/changes/{epoch}/0/needed", f"op/runs/{epoch}/0/a"):
             stored.put(name)
     assert stored.orphans() == ["op/changes/1/0/needed", "op/runs/1/0/a", "op/runs/2/0/a"]
-    stored.put("another/log/file", b"of an operator without entries")
-    stored.put("another/changes/1/0/a")
-    assert [name for name in stored.orphans() if name.startswith("another/")] == [], "its first claim is still to come"
 
 
 def test_what_a_pin_keeps_is_no_leftover_until_it_has_expired(stored: Stored) -> None:
-    log_file, object_name = f"op/log/{1:020}.log", "op/changes/1/0/a"
+    log_file, object_name = f"log/{1:020}.log", "op/changes/1/0/a"
     stored.claim(1, 1)
     stored.claim(2, 2)
     stored.checkpoint(3, 2, 0, 2)
     stored.put(object_name)
     stored.pin(b"pin", object_name, log_file)
     assert stored.orphans(age_s=100 + MARGIN_S) == []
-    assert stored.orphans(age_s=101 + MARGIN_S) == [object_name, log_file]
+    assert stored.orphans(age_s=101 + MARGIN_S) == [log_file, object_name]
 
 
 def test_without_a_checkpoint_all_of_the_log_may_be_needed(stored: Stored) -> None:
@@ -172,13 +172,23 @@ def test_without_a_checkpoint_all_of_the_log_may_be_needed(stored: Stored) -> No
     assert stored.orphans() == ["op/changes/1/0/a"]
 
 
-def test_operators_are_the_folders_with_a_log(stored: Stored) -> None:
-    """Whatever else there is, a savepoint of a state that is called log among it."""
-    for name in ("b/log/1.log", "a/log/1.log", "a/log/2.log", "log/log/1.log"):
-        stored.put(name)
-    for name in ("c/log/deeper/1.log", "log/d/1.log", "e/changes/log", "f/log", "log/1", "g"):
-        stored.put(name)
-    assert operators_of(stored.store) == ["a", "b", "log"]
+def test_objects_of_an_operator_whose_state_was_given_up_are_orphans_at_once(stored: Stored) -> None:
+    stored.claim(1, 1)
+    stored.checkpoint(2, 1, 0, 1, "op/changes/1/0/a")
+    stored.put("op/changes/1/0/a")
+    assert stored.orphans() == []
+    stored.log_file(3, replace(make_claim("forget")(2), ended=["op"]))
+    assert stored.orphans() == ["op/changes/1/0/a"]
+
+
+def test_what_only_checkpoints_that_were_taken_back_need_is_an_orphan(stored: Stored) -> None:
+    stored.claim(1, 1)
+    for batch, name in enumerate("ab"):
+        stored.checkpoint(2 + batch, 1, batch, 1, f"op/changes/1/0/{name}")
+        stored.put(f"op/changes/1/0/{name}")
+    assert stored.orphans() == []
+    stored.log_file(4, replace(make_claim("rewind")(2), follows=b"1 0"))
+    assert stored.orphans() == ["op/changes/1/0/b"]
 
 
 def test_the_age_is_told_by_the_machines_clock_unless_there_is_another(tmp_path: Path) -> None:

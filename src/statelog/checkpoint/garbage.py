@@ -247,7 +247,7 @@ class _ParentObjects:
 
     def open(self, query: QueryHistory) -> None:
         """Take over the parent that the newest entry names."""
-        self.parent = None if query.latest is None else query.latest.parent
+        self.parent = query.parent
         self._needed = {name for name in query.object_names() if is_link(name)}
 
     def look(self, may_go: Callable[[str], bool], pins: StandingPins) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from statelog.checkpoint.history import History, Record
 from statelog.clock import SystemClock
 from statelog.errors import CorruptionError, ErrorKind
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Cut, Entry, EntryPlace, QueryCheckpoint
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Cut, Entry, EntryPlace, Parent, QueryCheckpoint
 from statelog.log.open import open_log
 from statelog.log.references import StoredRun
 from statelog.options import Options
@@ -95,12 +95,15 @@ class QueryHistory:
         self._ended: set[str] = set()
         self.begins_empty = False
         """Whether the newest claim of a tool lets the query begin its state at a later batch than 0."""
+        self.parent: Parent | None = None
+        """The parent that the newest entry names, on whichever line it is: it tells what the location's files need."""
         for entry in entries:
             match entry:
                 case Claim():
                     self._claimed(entry)
                 case QueryCheckpoint():
                     self._line.add(entry)
+                    self.parent = entry.parent
                     self._names |= {section.identity: section.uid for section in entry.sections}
                     self._ended |= set(entry.ended)
                     self.begins_empty = False
@@ -118,6 +121,7 @@ class QueryHistory:
         """Add a later entry; return the operators' records that it replaces, newest first."""
         replaced = [record for history in self._histories.values() for record in history.cut(entry.batch - 1)]
         self._line.add(entry)
+        self.parent = entry.parent
         self._names |= {section.identity: section.uid for section in entry.sections}
         self._add_sections(entry)
         return replaced
@@ -134,7 +138,7 @@ class QueryHistory:
         copied._line = Line(list(self._line.entries), list(self._line.cuts))
         copied._histories = {identity: history.copy() for identity, history in list(self._histories.items())}
         copied._names, copied._ended = dict(self._names), set(self._ended)
-        copied.begins_empty = self.begins_empty
+        copied.begins_empty, copied.parent = self.begins_empty, self.parent
         return copied
 
     # ---- The query's checkpoints ----

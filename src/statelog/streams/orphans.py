@@ -197,8 +197,8 @@ def _is_gone(branch: str, pin: str) -> bool:
     """Whether a pin is that of a branch that does not need it, or not any more: its newest entry does not name it."""
     if not branch:
         return False
-    latest = read_history(open_location(branch)).latest
-    return latest is None or latest.parent is None or latest.parent.pin != pin
+    parent = read_history(open_location(branch)).parent
+    return parent is None or parent.pin != pin
 
 
 def _before_newest(store: Store, entries: Sequence[Entry], clock: Clock) -> list[Entry]:
