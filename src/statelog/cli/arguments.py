@@ -12,12 +12,12 @@ from statelog.reading.source import At, parse_at
 
 
 class AtType(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no parameter
-    """A batch, or a time in ISO 8601; without a zone it is in UTC."""
+    """A batch, a time in ISO 8601, in UTC without a zone, or a pin's name."""
 
-    name = "batch or time"
+    name = "batch, time or pin"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> At:
-        if isinstance(value, (int, datetime)):
+        if isinstance(value, int | datetime):
             return value
         try:
             return parse_at(value)
@@ -28,7 +28,9 @@ class AtType(click.ParamType):  # type: ignore[type-arg]  # older versions of cl
 LOCATION: Final = click.argument("location")
 UID: Final = click.option("--uid", help="The operator; needed if there are several.")
 STATE: Final = click.option("--state", help="The state; needed if there are several.")
-AT: Final = click.option("--at", type=AtType(), help="A batch, or a time: the newest checkpoint that is not later.")
+AT: Final = click.option(
+    "--at", type=AtType(), help="A batch; a time: the newest checkpoint that is not later; or a pin."
+)
 JSON: Final = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 LIMIT: Final = click.option(
     "--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Rows; 0 for all."

@@ -14,7 +14,7 @@ from statelog.reading.source import At
 
 @click.command()
 @LOCATION
-@UID
+@click.option("--uid", help="The operator; by default all of the query.")
 @AT
 @click.option("--lasts-s", type=float, help="Seconds until the pin expires; without it the pin stays.")
 @click.option("--owner", default=lambda: getpass.getuser(), show_default="your user", help="Who makes it, what for.")
@@ -31,12 +31,13 @@ def pin(location: str, uid: str | None, at: At | None, lasts_s: float | None, ow
 def pins(location: str, uid: str | None, as_json: bool) -> None:
     """List the pins."""
     columns = {
-        "uid": "operator",
+        "uids": "operators",
         "batch": "batch",
         "batch_time_ms": "time (UTC)",
         "owner": "owner",
         "expires_ms": "expires (UTC)",
         "state_bytes": "size",
+        "is_on_line": "on the line",
         "name": "name",
     }
     show_results(pinning.list_pins(location, uid), columns, as_json=as_json)

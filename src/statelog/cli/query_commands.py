@@ -19,9 +19,6 @@ from statelog.streams import orphans, repair, save_restore
 from statelog.streams import rename as rename_module
 from statelog.texts import size_text
 
-_OPERATORS: Final = click.option(
-    "--operator", "operators", multiple=True, help="Each operator of the query, if the logs do not tell."
-)
 _PLACE: Final = click.option("--location", help="Where the operators' state is, if they are given a location.")
 
 
@@ -92,39 +89,29 @@ def migrate(old_checkpoint: str, new_checkpoint: str, uid: str | None, location:
 @click.command()
 @click.argument("checkpoint_location", metavar="CHECKPOINT")
 @click.option("--dry-run", is_flag=True, help="Only report the repair; change nothing.")
-@click.option("--to", type=int, help="The batch to go back to; by default the newest that all operators have.")
-@_OPERATORS
+@click.option("--to", type=int, help="The batch to go back to; by default the newest that Spark has committed.")
 @_PLACE
 @JSON
 def rewind(
     checkpoint_location: str,
     dry_run: bool,
     to: int | None,
-    operators: tuple[str, ...],
     location: str | None,
     as_json: bool,
 ) -> None:
     """Have Spark repeat batches of a stopped query whose state is missing, or all after a batch."""
-    done = repair.rewind(
-        checkpoint_location, location=location, operators=list(operators) or None, to=to, dry_run=dry_run
-    )
-    show_result(done, as_json=as_json)
+    show_result(repair.rewind(checkpoint_location, location=location, to=to, dry_run=dry_run), as_json=as_json)
 
 
 @click.command(name="fall-back")
 @click.argument("checkpoint_location", metavar="CHECKPOINT")
 @click.option("--dry-run", is_flag=True, help="Only report damage and changes; change nothing.")
-@_OPERATORS
 @_PLACE
 @JSON
-def fall_back(
-    checkpoint_location: str, dry_run: bool, operators: tuple[str, ...], location: str | None, as_json: bool
-) -> None:
+def fall_back(checkpoint_location: str, dry_run: bool, location: str | None, as_json: bool) -> None:
     """Set a stopped query with damaged state back to its newest checkpoint without damage."""
     with shown_progress():
-        done = fall_back_module.fall_back(
-            checkpoint_location, location=location, operators=list(operators) or None, dry_run=dry_run
-        )
+        done = fall_back_module.fall_back(checkpoint_location, location=location, dry_run=dry_run)
     if as_json:
         show_result(done, as_json=True)
         return

@@ -69,4 +69,6 @@ def cell_text(name: str, value: Any) -> str:
         return ", ".join(map(str, value))
     if isinstance(value, float):
         return f"{value:.2f}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:,}" if type(value) is int and name.endswith(("rows", "keys")) else str(value)

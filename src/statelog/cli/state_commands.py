@@ -62,6 +62,7 @@ def show(location: str, uid: str | None, as_json: bool) -> None:
         "kept_until_ms": "until (UTC)",
         "state_bytes": "size",
         "own_bytes": "of its own",
+        "is_on_line": "on the line",
     }
     show_results(checkpoints, columns, as_json=False)
 

@@ -15,7 +15,13 @@ from statelog.texts import size_text
 
 DAMAGED = 3
 """The exit code if something is damaged."""
-DAMAGE_COLUMNS: Final = {"uid": "operator", "kind": "kind", "batches": "checkpoints", "problem": "problem"}
+DAMAGE_COLUMNS: Final = {
+    "uid": "operator",
+    "kind": "kind",
+    "batches": "checkpoints",
+    "pins": "pins",
+    "problem": "problem",
+}
 """The fields of a damage that people see, with their headings."""
 
 
@@ -32,7 +38,7 @@ def verify(location: str, uid: str | None, as_json: bool) -> None:
     else:
         if done.damages:
             show_results(done.damages, DAMAGE_COLUMNS, as_json=False)
-        whole = ", ".join(f"{one}: {'none' if batch is None else batch}" for one, batch in done.whole.items())
+        whole = ", ".join(f"{one}: {'none' if batch is None else batch}" for one, batch in done.whole.items()) or "none"
         print(
             f"{done.checkpoints} checkpoints, {done.stored_parts:,} stored parts, {size_text(done.stored_bytes)};"
             f" newest without damage: {whole}"

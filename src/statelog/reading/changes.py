@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -61,7 +61,7 @@ def read_changes(
     after : int, optional
         Only the changes of later batches. By default all whose changes are still stored; with `with_before` all after
         the oldest retained checkpoint.
-    up_to : int or datetime, optional
+    up_to : int, datetime or str, optional
         The last batch, as in :func:`read_state`; by default the newest one.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
         Only the changes of these keys, as in :func:`read_state`.
@@ -108,7 +108,7 @@ def read_changes(
         return schema, change_rows(source, first, stored, table, wanted)
 
     begins_anywhere = with_before and after is None
-    return open_pinned(make, is_fixed=isinstance(up_to, int) and not begins_anywhere)
+    return open_pinned(make, is_fixed=isinstance(up_to, int | str) and not begins_anywhere)
 
 
 def change_table(source: Source, state: str | None, *, with_before: bool = False) -> tuple[StateSchema, ChangeColumns]:
@@ -124,16 +124,31 @@ def change_table(source: Source, state: str | None, *, with_before: bool = False
     return stored, ChangeColumns(key_schema, StateDescriptor.from_stored(stored), with_before=with_before)
 
 
+def first_with_changes(history: History) -> int:
+    """The first batch whose changes are stored without a consumer's pin, with those of all later ones."""
+    first = max(history.changes_from, 0)
+    own = history.at(first)
+    # State that was restored came with the batch, and is no change of it.
+    is_restored = own is not None and own.begins and own.base_ranges is not None and not (own.segments or own.bases)
+    return first + is_restored
+
+
 def first_with_before(history: History) -> int:
-    """The first batch with changes and a retained checkpoint before it, which may be the empty one before batch 0."""
-    if history.oldest is None or (history.begins_empty and history.changes_from <= 0):
+    """The first batch with changes and a retained checkpoint before it, or nothing before it."""
+    if history.oldest is None:
         return 0
-    return history.oldest.batch + 1
+    first = first_with_changes(history)
+    return first if begins_empty_with(history, first) else history.oldest.batch + 1
+
+
+def begins_empty_with(history: History, batch: int) -> bool:
+    """Whether the operator's state begins with a batch, and nothing is before it."""
+    return history.begins_empty and history.first_batch == batch
 
 
 def _first_batch(source: Source, after: int | None, with_before: bool) -> int:
     """The first batch to read; StateMissingError if its changes are gone."""
-    first = max(source.history.changes_from, 0)
+    first = first_with_changes(source.history)
     if after is None:
         return first_with_before(source.history) if with_before else first
     if after + 1 < first:
@@ -153,11 +168,9 @@ def change_rows(
     last = source.checkpoint.batch
     former = _state_before(source, first) if table.with_before and first <= last else None
     with ExitStack() as pins:
-        keeps = [pins.enter_context(reading(source.store, source.root, source.history, last, min(first, last)))]
+        keeps = [pins.enter_context(reading(source, first if first <= last else None))]
         if former is not None:
-            keeps.append(
-                pins.enter_context(reading(former.store, former.root, former.history, former.checkpoint.batch))
-            )
+            keeps.append(pins.enter_context(reading(former)))
         yield None
         for rows in _rows(source, first, stored, table, wanted, former):
             yield rows
@@ -167,12 +180,7 @@ def change_rows(
 
 def _state_before(source: Source, first: int) -> Source | None:
     """The state before a batch, None if it is the empty one; StateMissingError if it is neither retained nor pinned."""
-    if first == 0 and source.history.begins_empty:
-        return None
-    own = source.history.at(first - 1)
-    if own is not None and source.history.has_batch(first - 1):
-        return replace(source, checkpoint=own)
-    return open_source(source.location, source.uid, first - 1)
+    return None if begins_empty_with(source.history, first) else source.before(first - 1)
 
 
 def _rows(

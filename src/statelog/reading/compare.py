@@ -68,7 +68,7 @@ def compare(
         The queries' checkpointLocations, or the locations that their operators were given.
     uid, other_uid : str, optional
         The operators; needed if there are several. `other_uid` is by default `uid`.
-    at, other_at : int or datetime, optional
+    at, other_at : int, datetime or str, optional
         The checkpoints, as in :func:`read_state`. `other_at` is by default `at`; without both, the newest ones.
     ignore : collection of str
         Columns that may differ, such as ``expires_ms`` of state whose processing time was another one.

@@ -11,16 +11,24 @@ from typing import Final
 from statelog.checkpoint.held_pin import HeldPin
 from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import Pin, PinnedBase, consumer_pins
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError, StateMissingError, StorageError
 from statelog.local.restore_plan import RestorePlan
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.log.open import open_location, open_log
 from statelog.log_fields import get_logger
 from statelog.options import Options
-from statelog.reading.changes import SubtaskChanges, change_table, first_with_before
+from statelog.reading.changes import (
+    SubtaskChanges,
+    begins_empty_with,
+    change_table,
+    first_with_before,
+    first_with_changes,
+)
 from statelog.reading.source import Source, open_source
 from statelog.runs import digests
+from statelog.storage import ObjectInfo
 from statelog.storage.store import if_present
 
 _log = get_logger(__name__)
@@ -43,8 +51,21 @@ class Position:
     """-1 before batch 0."""
     token: str
     """Of the batch's entry, in hexadecimal digits; empty if the entry was gone when the consumer began after it."""
+    id: str
+    """Of the batch's checkpoint, which the next one names; like the token."""
     consumer: str
     """The consumer's name, by which it finds its pin again after a restart."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The log, as it was when it was read."""
+
+    query: QueryHistory
+    history: History
+    """The operator's."""
+    latest: Checkpoint
+    """The operator's newest one."""
 
 
 class ChangeConsumer:
@@ -84,7 +105,7 @@ class ChangeConsumer:
                 kind=ErrorKind.INVALID_OPTION,
                 hint="Pass the query's checkpointLocation, or leave with_last out.",
             )
-        self._log = open_log(source.store, source.root, Options(), self._clock, remembers=True)
+        self._log = open_log(source.store, Options(), self._clock, remembers=True)
         self._name = secrets.token_hex(8)
         self._pinned_s = -math.inf
         self._base: PinnedBase | None = None
@@ -104,8 +125,8 @@ class ChangeConsumer:
         return self._first(after)
 
     def _first(self, after: int | None) -> Position:
-        history = self._history()
-        kept_from = first_with_before(history) if self.table.with_before else max(history.changes_from, 0)
+        look = self._look()
+        kept_from = first_with_before(look.history) if self.table.with_before else first_with_changes(look.history)
         if after is None:
             after = kept_from - 1
         elif after < -1:
@@ -114,16 +135,15 @@ class ChangeConsumer:
                 kind=ErrorKind.INVALID_OPTION,
                 hint="Batches begin with 0; -1 is before all of them.",
             )
-        position = self._position(history, after, self._name)
-        latest = _latest(history)
-        if after > latest.batch:
+        position = self._position(look, after, self._name)
+        if after > look.latest.batch:
             raise StateMissingError(
-                f"{self.source.name} has no batch {after} yet; its newest one is {latest.batch}.",
+                f"{self.source.name} has no batch {after} yet; its newest one is {look.latest.batch}.",
                 hint="Begin after a batch that read_state or list_checkpoints shows.",
             )
-        if latest.batch > after:
-            self._require_kept(history, position)
-        self._keep(history, position)
+        if look.latest.batch > after:
+            self._require_kept(look, position)
+        self._keep(look, position)
         return position
 
     def newest(self, since: Position | None, up_to: int | None = None, max_bytes: int | None = None) -> Position:
@@ -133,25 +153,25 @@ class ChangeConsumer:
         have `max_bytes` of stored changes, of all states, but at least one. Raises StateMissingError if changes after
         `since` are gone, or if its batch was replaced.
         """
-        history = self._history()
-        last = self._last_certain(history)
+        look = self._look()
+        last = self._last_certain(look)
         if up_to is not None:
             last = min(last, up_to)
         if since is None:
-            return self._position(history, last, self._name)
-        self._require_same(history, since)
+            return self._position(look, last, self._name)
+        self._require_same(look, since)
         if last <= since.batch:
             return since
-        self._require_kept(history, since)
-        self._keep(history, since)
+        self._require_kept(look, since)
+        self._keep(look, since)
         end = parallelism = size_bytes = 0
-        for checkpoint in self._checkpoints(history, since.batch + 1, last):
+        for checkpoint in self._after(look, since, last):
             size_bytes += sum([segment.length for segment in checkpoint.segments])
             is_full = max_bytes is not None and size_bytes > max_bytes
             if parallelism and (is_full or checkpoint.parallelism != parallelism):
                 break
             parallelism, end = checkpoint.parallelism, checkpoint.batch
-        return self._position(history, end, since.consumer)
+        return self._position(look, end, since.consumer)
 
     def changes(self, start: Position, end: Position) -> list[list[SubtaskChanges]]:
         """The changes after one position up to another one, of each subtask by batch.
@@ -159,12 +179,12 @@ class ChangeConsumer:
         Raises StateMissingError as :meth:`newest` does, and ConfigurationError if the state has other columns meanwhile
         or a batch has no changes in the log.
         """
-        history = self._history()
-        self._require_same(history, start)
-        self._require_same(history, end)
-        self._require_kept(history, start)
-        self._keep(history, start)
-        found = self._checkpoints(history, start.batch + 1, end.batch)
+        look = self._look()
+        self._require_same(look, start)
+        self._require_same(look, end)
+        self._require_kept(look, start)
+        self._keep(look, start)
+        found = self._after(look, start, end.batch)
         for checkpoint in found:
             self._require_readable(checkpoint)
         parallelism = max((checkpoint.parallelism for checkpoint in found), default=0)
@@ -175,69 +195,82 @@ class ChangeConsumer:
 
         Raises StateMissingError if it is not kept any more.
         """
-        history = self._history()
-        self._keep(history, start)
+        look = self._look()
+        self._keep(look, start)
         base = self._base
         if base is None or start.batch < base.batch:
             raise self._gone(start.batch + 1)
         checkpoint, batch = self.source.checkpoint, start.batch
-        needed = self._checkpoints(history, base.since, batch) if base.since <= batch else []
+        needed = self._checkpoints(look, base.since, batch)[0] if base.since <= batch else []
         own = History.on_base(base.ranges, needed)
-        genesis = [
-            digests.genesis(checkpoint.query_id, checkpoint.uid, subtask, parallelism) for subtask in range(parallelism)
-        ]
+        genesis = [digests.genesis(checkpoint.identity, subtask, parallelism) for subtask in range(parallelism)]
         return [
             own.missing_segments(empty, subtask, parallelism, batch, set()) for subtask, empty in enumerate(genesis)
         ]
 
     # ---- Parts ----
 
-    def _history(self) -> History:
-        history = History(self._log.read())
-        _latest(history, self.source.name)
-        return history
+    def _look(self) -> _Look:
+        query = QueryHistory(self._log.read())
+        history = query.histories.get(self.source.identity)
+        if history is None or history.latest is None:
+            raise StateMissingError(
+                f"{self.source.name} has no checkpoint any more.",
+                hint="Was its state given up, the query set back to before it began, or the location emptied?",
+            )
+        return _Look(query, history, history.latest)
 
-    def _position(self, history: History, batch: int, consumer: str) -> Position:
-        checkpoint = history.at(batch)
-        return Position(batch, "" if checkpoint is None else checkpoint.token.hex(), consumer)
+    def _position(self, look: _Look, batch: int, consumer: str) -> Position:
+        entry = look.query.at(batch)
+        return Position(
+            batch, "" if entry is None else entry.token.hex(), "" if entry is None else entry.id.hex(), consumer
+        )
 
-    def _last_certain(self, history: History) -> int:
-        latest = _latest(history).batch
+    def _last_certain(self, look: _Look) -> int:
+        latest = look.latest.batch
         if self._spark is not None:
             spark, name = self._spark, f"commits/{latest}"
             if if_present(lambda: spark.read(name)) is not None:
                 return latest
         return latest - 1
 
-    def _require_same(self, history: History, position: Position) -> None:
-        """Raise StateMissingError if the batch of a position was replaced by another one."""
-        checkpoint = history.at(position.batch)
-        token = None if checkpoint is None else checkpoint.token.hex()
-        if not position.token or token == position.token:
+    def _require_same(self, look: _Look, position: Position) -> None:
+        """Raise StateMissingError if the batch of a position was taken back."""
+        own, after = look.query.at(position.batch), look.query.at(position.batch + 1)
+        if not position.token:
             return
-        if token is None and position.batch <= _latest(history).batch:
-            return  # its entry is gone, and whether its changes are is seen later
-        was = "is not in the log any more" if token is None else "was replaced"
-        raise StateMissingError(
+        if own is not None:
+            is_same = own.token.hex() == position.token
+        else:
+            # Its entry may have been deleted; the next one tells the checkpoint that it follows.
+            is_same = position.batch <= look.latest.batch and (after is None or after.follows.hex() == position.id)
+        if not is_same:
+            raise self._replaced(look, position)
+
+    def _replaced(self, look: _Look, position: Position) -> StateMissingError:
+        was = "is not in the log any more" if look.query.at(position.batch) is None else "was replaced"
+        return StateMissingError(
             f"{self.source.name}: batch {position.batch} {was}, after its changes were read: the query was set back, or"
             " begun anew.",
             hint="Begin anew from a checkpoint: read_state(at=N), then the changes after N.",
         )
 
-    def _require_kept(self, history: History, since: Position) -> None:
+    def _require_kept(self, look: _Look, since: Position) -> None:
         """Raise StateMissingError if the changes after a position may be gone."""
         first = since.batch + 1
-        if first <= _latest(history).batch and not self._are_kept(history, first):
+        if first <= look.latest.batch and not self._are_kept(look.history, first):
             raise self._gone(first)
 
     def _are_kept(self, history: History, first: int) -> bool:
         """Whether the changes from a batch on are stored, by the log or because a consumer needs them."""
         return history.changes_from <= first or bool(self._pins_from(first))
 
+    def _consumer_pins(self) -> Iterator[tuple[ObjectInfo, Pin]]:
+        return consumer_pins(self.source.store, self.source.identity, self._clock.now_s())
+
     def _pins_from(self, first: int) -> list[Pin]:
         """The consumers' pins that keep the changes from a batch on."""
-        pins = consumer_pins(self.source.store, self.source.root, self._clock.now_s())
-        return [pin for _, pin in pins if pin.since is not None and pin.since <= first]
+        return [pin for _, pin in self._consumer_pins() if pin.since is not None and pin.since <= first]
 
     def _gone(self, batch: int) -> StateMissingError:
         return StateMissingError(
@@ -246,17 +279,38 @@ class ChangeConsumer:
             " while it runs and for pin_s after that, up to max_pin_bytes.",
         )
 
-    def _checkpoints(self, history: History, first: int, last: int) -> list[Checkpoint]:
-        """The checkpoints of some batches, from the log or, where it begins later, by way of a consumer's pin."""
-        found = {checkpoint.batch: checkpoint for checkpoint in history.between(first, last)}
-        if first not in found:
+    def _after(self, look: _Look, since: Position, last: int) -> list[Checkpoint]:
+        """The checkpoints after a position; raises StateMissingError if one is gone, or the position was taken back."""
+        first = since.batch + 1
+        found, oldest = self._checkpoints(look, first, last)
+        if oldest.batch == first and since.id and oldest.follows.hex() != since.id:
+            raise self._replaced(look, since)
+        return found
+
+    def _checkpoints(self, look: _Look, first: int, last: int) -> tuple[list[Checkpoint], QueryCheckpoint]:
+        """The checkpoints of some batches, from the log or, where it begins later, by way of consumers' pins.
+
+        Also returns the first one as an entry, or an earlier one. Raises StateMissingError if one is gone.
+        """
+        found = {checkpoint.batch: checkpoint for checkpoint in look.history.between(first, last)}
+        oldest = look.query.at(first) or look.query.entries[0]
+        if oldest.batch > first:
+            # Of the pinned ones, which may be from before a rewind, those count to which the log's lead back.
+            pinned: dict[bytes, tuple[QueryCheckpoint, Checkpoint | None]] = {}
             for pin in self._pins_from(first):
-                named = pin.history(self.source.store, self.source.root).between(first, last)
-                found = {checkpoint.batch: checkpoint for checkpoint in named} | found
+                query = pin.query(self.source.store)
+                history = query.histories[self.source.identity]
+                for entry in query.entries:
+                    if entry.id not in pinned or pinned[entry.id][0].revision < entry.revision:
+                        pinned[entry.id] = entry, history.at(entry.batch)
+            while oldest.batch > first and oldest.follows in pinned:
+                oldest, own = pinned[oldest.follows]
+                if own is not None and own.batch <= last:
+                    found[own.batch] = own
         for batch in range(first, last + 1):
             if batch not in found:
                 raise self._gone(batch)
-        return [found[batch] for batch in range(first, last + 1)]
+        return [found[batch] for batch in range(first, last + 1)], oldest
 
     def _require_readable(self, checkpoint: Checkpoint) -> None:
         """Raise ConfigurationError unless a batch has changes, in the columns that the consumer began with."""
@@ -275,24 +329,25 @@ class ChangeConsumer:
             hint="Begin anew with the new columns, after the batch before.",
         )
 
-    def _keep(self, history: History, since: Position) -> None:
+    def _keep(self, look: _Look, since: Position) -> None:
         """Keep the changes after a position, and the state that they need, if the pin for them is missing or old."""
         now_s = self._clock.monotonic_s()
         if now_s - self._pinned_s <= min(_RENEWAL_S, self._pin_s / 2):
             return
-        for base in self._bases(history, since) if self.table.with_before else [None]:
+        for base in self._bases(look, since) if self.table.with_before else [None]:
             try:
-                self._pin(history, since, base)
+                self._pin(look, since, base)
             except PinExpiredError:
                 continue  # it has been given up since the log was read
             self._base = base
             return
         raise self._gone(since.batch + 1)
 
-    def _pin(self, history: History, since: Position, base: PinnedBase | None) -> None:
+    def _pin(self, look: _Look, since: Position, base: PinnedBase | None) -> None:
         """Make a pin of the changes after a position, if there are any, and of the state that they build on."""
         # The entry of the position itself is kept too, so that a batch that was replaced is recognized.
         first = max(since.batch, 0) if base is None else base.since
+        history = look.history
         if base is None and (history.at(first) is None or not self._are_kept(history, first)):
             first = since.batch + 1
         if history.at(first) is None:
@@ -301,9 +356,9 @@ class ChangeConsumer:
         try:
             made = HeldPin(
                 store,
-                self.source.root,
-                history,
-                _latest(history).batch,
+                look.query,
+                look.latest.batch,
+                operators=[self.source.identity],
                 owner=owner,
                 lasts_s=self._pin_s,
                 is_shared=True,
@@ -312,17 +367,18 @@ class ChangeConsumer:
                 base=base,
                 clock=self._clock,
             )
-            pins = consumer_pins(store, self.source.root, self._clock.now_s())
+            pins = self._consumer_pins()
             store.delete([info.name for info, pin in pins if pin.owner == owner and info.name != made.name])
         except StorageError as error:
             _log.warning("%s: the changes since batch %d cannot be kept: %s", self.source.name, first, error)
         self._pinned_s = now_s
 
-    def _bases(self, history: History, since: Position) -> Iterator[PinnedBase]:
+    def _bases(self, look: _Look, since: Position) -> Iterator[PinnedBase]:
         """What the state at a position can be made of: as the log says, or as a pin says of an earlier position."""
+        history = look.history
         batch, record = since.batch, history.record(since.batch)
-        if batch == -1 and history.begins_empty:
-            yield PinnedBase(batch, b"", 0, [])
+        if begins_empty_with(history, batch + 1):
+            yield PinnedBase(batch, b"", batch + 1, [])
         elif record is not None and record.base_map is not None and history.has_batch(batch):
             yield PinnedBase(batch, record.checkpoint.token, record.needed_from, list(record.base_map.ranges))
 
@@ -331,19 +387,12 @@ class ChangeConsumer:
             is_same = owner == self._owner(since) if then is None else then.token == base.token
             return base.batch <= batch and is_same
 
-        pins = consumer_pins(self.source.store, self.source.root, self._clock.now_s())
+        pins = self._consumer_pins()
         kept = [pin.base for _, pin in pins if pin.base is not None and counts(pin.base, pin.owner)]
         yield from sorted(kept, key=lambda base: -base.batch)[:1]
 
     def _owner(self, position: Position) -> str:
         return f"{OWNER} {position.consumer}"
-
-
-def _latest(history: History, name: str = "") -> Checkpoint:
-    """The newest checkpoint; StateMissingError if there is none."""
-    if history.latest is None:
-        raise StateMissingError(f"{name} has no checkpoint.", hint="Was its location emptied while it was read?")
-    return history.latest
 
 
 def open_consumer(

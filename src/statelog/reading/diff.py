@@ -23,7 +23,7 @@ from statelog.reading.former import FormerValues
 from statelog.reading.pairing import PairedChanges
 from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, merged_rows, part_sizes, scan_part
-from statelog.reading.source import At, Source, open_source
+from statelog.reading.source import At, Source, choose_source, open_query
 from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.reading.tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
@@ -60,7 +60,7 @@ def read_diff(
     ----------
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given.
-    before, after : int or datetime
+    before, after : int, datetime or str
         The two checkpoints, as in :func:`read_state`; `after` is by default the newest one. They may be in any order.
     uid : str, optional
         The operator; needed if there are several.
@@ -87,8 +87,8 @@ def read_diff(
     """
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
-        new = open_source(str(location), uid, after)
-        old = open_source(str(location), uid, before)
+        query = open_query(str(location))
+        new, old = choose_source(query, uid, after), choose_source(query, uid, before)
         stored, changes = change_table(new, state)
         former = chosen_state(old, shown_name(stored))
         if former.kind != stored.kind:
@@ -102,7 +102,7 @@ def read_diff(
         schema = chosen_columns(table.schema, columns, f"The difference of state '{shown_name(stored)}' of {new.name}")
         return schema, _rows(old, new, stored, table)
 
-    return open_pinned(make, is_fixed=isinstance(before, int) and isinstance(after, int))
+    return open_pinned(make, is_fixed=isinstance(before, int | str) and isinstance(after, int | str))
 
 
 class _DiffColumns:
@@ -201,15 +201,15 @@ def _equal(first: pa.ChunkedArray, second: pa.ChunkedArray) -> _Mask:
 
 def _rows(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) -> Iterator[pa.RecordBatch | None]:
     """The rows of the difference; the first step pins both checkpoints and yields None."""
-    if old.checkpoint.token == new.checkpoint.token:
+    if (old.identity, old.checkpoint.token) == (new.identity, new.checkpoint.token):
         yield None
         return
     newer, older = (new, old) if new.checkpoint.batch >= old.checkpoint.batch else (old, new)
     changes = _changes(older, newer, stored)
     since = None if changes is None else older.checkpoint.batch + 1
     with (
-        reading(newer.store, newer.root, newer.history, newer.checkpoint.batch, since) as keep_newer,
-        reading(older.store, older.root, older.history, older.checkpoint.batch) as keep_older,
+        reading(newer, since) as keep_newer,
+        reading(older) as keep_older,
     ):
         yield None
         if changes is None:
@@ -225,6 +225,8 @@ def _rows(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) ->
 
 def _changes(older: Source, newer: Source, stored: StateSchema) -> list[Checkpoint] | None:
     """The checkpoints with the changes between two; None if these do not tell all, are gone or too many."""
+    if not newer.follows(older):
+        return None  # one of them was taken back
     first = older.checkpoint.batch + 1
     # Entries that expire, or whose state is deleted as a whole, leave no change.
     is_logged = StateDescriptor.from_stored(stored).expires_by is None

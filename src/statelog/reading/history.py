@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.checkpoint.pins import standing_pins
+from statelog.checkpoint.pins import pins_of
 from statelog.clock import SystemClock
-from statelog.errors import StateMissingError
+from statelog.errors import PinExpiredError, StateMissingError
 from statelog.reading.change_columns import BATCH, ChangeColumns
-from statelog.reading.changes import change_rows, change_table
+from statelog.reading.changes import change_rows, change_table, first_with_changes
 from statelog.reading.lookup import Lookup, encoded_keys
 from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.source import Source, open_source
@@ -75,14 +76,14 @@ def read_history(
 
 def _rows(source: Source, stored: StateSchema, table: ChangeColumns, key: Any) -> Iterator[pa.RecordBatch | None]:
     """The rows of a key; the first step pins the changes and yields None."""
-    first = max(source.history.changes_from, 0)
+    first = first_with_changes(source.history)
     changes = change_rows(source, first, stored, table, encoded_keys([key], table.keys, source.name))
     yield next(changes)
-    pins = standing_pins(source.store, source.root, SystemClock().now_s())
-    for batch in sorted({pin.batch for _, pin in pins if pin.batch < first}):
-        yield from _at(source, batch, table, stored.name, key)
     oldest = source.history.oldest
     assert oldest is not None, "the newest one can be restored"
+    pins = pins_of(source.store, source.query, source.identity, SystemClock().now_s())
+    for batch in sorted({pin.batch for _, pin in pins if pin.batch < min(first, oldest.batch)}):
+        yield from _at(source, batch, table, stored.name, key)
     is_told = False
     for rows in changes:
         assert rows is not None, "only the first step yields None"
@@ -96,13 +97,14 @@ def _rows(source: Source, stored: StateSchema, table: ChangeColumns, key: Any) -
 
 def _at(source: Source, batch: int, table: ChangeColumns, state: str, key: Any) -> Iterator[pa.RecordBatch]:
     """The state of a key at a checkpoint; nothing if the checkpoint has been given up, or had no such state."""
-    try:
-        then = open_source(source.location, source.checkpoint.uid, batch)
-    except StateMissingError:
-        return
-    if all(stored.name != state for stored in then.checkpoint.states):
-        return
-    with reading(then.store, then.root, then.history, batch) as keep:
+    with ExitStack() as pins:
+        try:
+            then = source.before(batch)
+            keep = pins.enter_context(reading(then))
+        except (StateMissingError, PinExpiredError):
+            return
+        if all(stored.name != state for stored in then.checkpoint.states):
+            return
         for rows in Lookup(then, chosen_state(then, state)).find([key]):
             keep()
             yield table.to_rows(rows, batch, then.checkpoint.batch_time_ms, STATE)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import Pin, standing_pins
+from statelog.checkpoint.pins import standing_pins
 from statelog.clock import SystemClock
-from statelog.log.entry import Checkpoint
+from statelog.reading.kept import kept_checkpoints
+from statelog.reading.pinning import expiry_ms
 from statelog.reading.savepoint import SavedSource, open_operator, read_manifest
-from statelog.reading.source import At, Source, find_operator, find_operators, is_savepoint, read_history
+from statelog.reading.source import At, Source, StoredQuery, is_savepoint, open_query
 from statelog.reading.states import tables_of
 from statelog.runs.schema import decode_schema
 from statelog.runs.times import NO_TIME_MS
-from statelog.storage import Store
 
 RETAINED = "retained_checkpoints"
 """What keeps the newest checkpoints: the option."""
@@ -107,7 +105,12 @@ class CheckpointInfo:
     state_bytes : int
         Stored bytes that a reader of the whole checkpoint reads.
     own_bytes : int
-        Bytes of the stored files that no other checkpoint in the list needs: what goes if this one goes.
+        Bytes of its stored files that no other checkpoint of the query needs, what goes if this one goes. A file of
+        the log counts for each operator.
+    is_on_line : bool
+        Whether it is read by its batch and its time. Otherwise it is read by the name of its pin only, see
+        :func:`list_pins`: it was taken back by a rewind, a fall-back or a repetition of its batch, or the operator's
+        state was given up.
     """
 
     uid: str
@@ -119,6 +122,7 @@ class CheckpointInfo:
     kept_until_ms: int | None
     state_bytes: int
     own_bytes: int
+    is_on_line: bool
 
 
 def list_operators(location: str | Path) -> list[OperatorInfo]:
@@ -143,26 +147,25 @@ def list_operators(location: str | Path) -> list[OperatorInfo]:
     """
     if is_savepoint(str(location)):
         return _saved_operators(str(location))
-    found: list[OperatorInfo] = []
-    for store, place, root in find_operators(str(location)):
-        history = read_history(store, root)
-        newest = history.latest
-        if newest is None:
-            continue
-        found.append(
-            OperatorInfo(
-                uid=newest.uid,
-                query_id=newest.query_id,
-                location=place,
-                parallelism=newest.parallelism,
-                key=_key_of(newest.key_schema),
-                states=tuple(table.name for table in tables_of(Source(store, place, root, history, newest))),
-                batch=newest.batch,
-                batch_time_ms=newest.batch_time_ms,
-                state_bytes=_needed(root, history, newest.batch).state_bytes,
-            )
-        )
-    return sorted(found, key=lambda one: one.uid)
+    query = open_query(str(location))
+    return [_operator(query, identity) for identity in query.identities(None)]
+
+
+def _operator(query: StoredQuery, identity: str) -> OperatorInfo:
+    newest = query.history.histories[identity].latest
+    assert newest is not None, "an operator has a checkpoint"
+    source = Source(query, query.history, newest)
+    return OperatorInfo(
+        uid=newest.uid,
+        query_id=newest.query_id,
+        location=query.location,
+        parallelism=newest.parallelism,
+        key=_key_of(newest.key_schema),
+        states=tuple(table.name for table in tables_of(source)),
+        batch=newest.batch,
+        batch_time_ms=newest.batch_time_ms,
+        state_bytes=source.needs().state_bytes,
+    )
 
 
 def _saved_operators(location: str) -> list[OperatorInfo]:
@@ -198,7 +201,7 @@ def list_states(location: str | Path, uid: str | None = None, *, at: At | None =
         The query's checkpointLocation, or the location that its operators were given; or a savepoint.
     uid : str, optional
         The operator; needed if there are several.
-    at : int or datetime, optional
+    at : int, datetime or str, optional
         The checkpoint, as in :func:`read_state`.
 
     Returns
@@ -228,6 +231,8 @@ def list_states(location: str | Path, uid: str | None = None, *, at: At | None =
 def list_checkpoints(location: str | Path, uid: str | None = None) -> list[CheckpointInfo]:
     """List the checkpoints of an operator that can be read, and the bytes that each of them keeps.
 
+    Pinned checkpoints that were taken back, and those of operators whose state was given up, are among them.
+
     Parameters
     ----------
     location : str or Path
@@ -238,68 +243,53 @@ def list_checkpoints(location: str | Path, uid: str | None = None) -> list[Check
     Returns
     -------
     list of CheckpointInfo
-        In order of operators and batches. A batch that was repeated after a repair may be there twice: as it is now,
-        and as a pin keeps it.
+        In order of operators and batches. A batch that was repeated may be there twice: as it is now, and as a pin
+        keeps it.
 
     Raises
     ------
     ConfigurationError
         If there is no such operator.
+    StateMissingError
+        If `uid` is given, and the query has no checkpoint yet.
     CorruptionError, StorageError
-        If a log or a pin is damaged or cannot be read.
+        If the log or a pin is damaged or cannot be read.
     """
-    operators = find_operators(str(location)) if uid is None else [find_operator(str(location), uid)]
-    found = [info for store, _, root in operators for info in _checkpoints_of(store, root)]
-    return sorted(found, key=lambda info: (info.uid, info.batch, info.batch_time_ms))
-
-
-@dataclass
-class _Kept:
-    """A checkpoint, and what keeps it."""
-
-    checkpoint: Checkpoint | None
-    needed: Pin
-    by: list[str]
-    until_ms: int | None
-
-
-def _checkpoints_of(store: Store, root: str) -> Iterator[CheckpointInfo]:
-    history = read_history(store, root)
-    kept: dict[bytes, _Kept] = {}
-    for checkpoint in history.checkpoints:
-        if history.has_batch(checkpoint.batch):
-            kept[checkpoint.token] = _Kept(checkpoint, _needed(root, history, checkpoint.batch), [RETAINED], None)
-    for info, pin in standing_pins(store, root, SystemClock().now_s()):
-        until_ms = None if pin.lasts_s is None else int((info.modified_s + pin.lasts_s) * 1000)
-        known = kept.get(pin.token)
-        if known is None:
-            kept[pin.token] = _Kept(pin.history(store, root).latest, pin, [pin.owner], until_ms)
+    query = open_query(str(location))
+    pins = list(standing_pins(query.store, SystemClock().now_s()))
+    chosen = query.named(uid, (pin for _, pin in pins))
+    kept = [
+        one
+        for identity in query.named(None, (pin for _, pin in pins))
+        for one in kept_checkpoints(query, identity, pins)
+    ]
+    sizes = {info.name: info.size_bytes for info in query.store.list()}
+    needed_by: dict[str, set[bytes]] = defaultdict(set)
+    for one in kept:
+        for name in one.needed.objects:
+            needed_by[name].add(one.source.checkpoint.token)
+    found: list[CheckpointInfo] = []
+    for one in kept:
+        checkpoint = one.source.checkpoint
+        if checkpoint.identity not in chosen:
             continue
-        known.by.append(pin.owner)
-        if known.until_ms is not None:
-            known.until_ms = None if until_ms is None else max(known.until_ms, until_ms)
-    sizes = {info.name: info.size_bytes for info in store.list(f"{root}/")}
-    users = Counter(name for one in kept.values() for name in one.needed.objects)
-    for one in kept.values():
-        known_as, needed = one.checkpoint, one.needed
-        if known_as is None:
-            continue
-        yield CheckpointInfo(
-            uid=known_as.uid,
-            batch=known_as.batch,
-            batch_time_ms=known_as.batch_time_ms,
-            watermark_ms=None if known_as.watermark_ms == NO_TIME_MS else known_as.watermark_ms,
-            parallelism=known_as.parallelism,
-            kept_by=tuple(one.by),
-            kept_until_ms=one.until_ms,
-            state_bytes=needed.state_bytes,
-            own_bytes=sum(sizes.get(name, 0) for name in needed.objects if users[name] == 1),
+        expiries = [expiry_ms(info, pin) for info, pin in one.pins]
+        lasting = [expiry for expiry in expiries if expiry is not None]
+        is_lasting = one.is_retained or len(lasting) < len(expiries)
+        info = CheckpointInfo(
+            uid=chosen[checkpoint.identity],
+            batch=checkpoint.batch,
+            batch_time_ms=checkpoint.batch_time_ms,
+            watermark_ms=None if checkpoint.watermark_ms == NO_TIME_MS else checkpoint.watermark_ms,
+            parallelism=checkpoint.parallelism,
+            kept_by=(*([RETAINED] if one.is_retained else []), *(pin.owner for _, pin in one.pins)),
+            kept_until_ms=None if is_lasting else max(lasting),
+            state_bytes=one.needed.state_bytes,
+            own_bytes=sum(sizes.get(name, 0) for name in one.needed.objects if len(needed_by[name]) == 1),
+            is_on_line=one.source.is_on_line,
         )
-
-
-def _needed(root: str, history: History, batch: int) -> Pin:
-    """What a checkpoint needs, as a pin of it would name it."""
-    return Pin.of(root, history, batch, owner="", made_ms=0, lasts_s=None)
+        found.append(info)
+    return sorted(found, key=lambda info: (info.uid, info.batch, info.batch_time_ms))
 
 
 def _fields(schema: pa.Schema) -> list[str]:

@@ -71,7 +71,7 @@ class Lookup:
 
     def _plan_of(self, subtask: int) -> RestorePlan:
         checkpoint = self._source.checkpoint
-        genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, subtask, checkpoint.parallelism)
+        genesis = digests.genesis(checkpoint.identity, subtask, checkpoint.parallelism)
         return self._source.history.missing_segments(genesis, subtask, checkpoint.parallelism, checkpoint.batch, set())
 
 

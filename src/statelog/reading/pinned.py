@@ -11,10 +11,8 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.checkpoint.held_pin import HeldPin, gone, is_retained
-from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import Pin
 from statelog.errors import CorruptionError, ErrorKind, PinExpiredError, StatelogError, StorageError
-from statelog.storage import Store
+from statelog.reading.source import Source
 
 READER_S: Final = 300.0
 """How long a reader's pin lasts; it is made anew while the reader reads."""
@@ -44,10 +42,8 @@ def open_pinned(
 
 
 @contextmanager
-def reading(
-    store: Store, root: str, history: History, batch: int, since: int | None = None
-) -> Iterator[Callable[[], None]]:
-    """Pin a checkpoint during the block; yields a function to call between two reads.
+def reading(source: Source, since: int | None = None) -> Iterator[Callable[[], None]]:
+    """Pin a checkpoint of an operator during the block; yields a function to call between two reads.
 
     With `since` the changes of each batch from that one on are kept too.
 
@@ -55,26 +51,29 @@ def reading(
     """
     held: HeldPin | None = None
     with suppress(StorageError):
-        held = HeldPin(store, root, history, batch, owner=f"reader {os.getpid()}", lasts_s=READER_S, since=since)
+        held = HeldPin(
+            source.store,
+            source.lineage,
+            source.checkpoint.batch,
+            operators=[source.identity],
+            owner=f"reader {os.getpid()}",
+            lasts_s=READER_S,
+            since=since,
+        )
     try:
         yield held.keep if held is not None else _nothing
     except (CorruptionError, StorageError) as error:
-        if held is None and is_given_up(error, store, root, history, batch, since):
-            raise gone(root, batch) from error
+        if held is None and is_given_up(error, source, since):
+            raise gone(source.needs()) from error
         raise
     finally:
         if held is not None:
             held.release()
 
 
-def is_given_up(
-    error: StatelogError, store: Store, root: str, history: History, batch: int, since: int | None = None
-) -> bool:
+def is_given_up(error: StatelogError, source: Source, since: int | None = None) -> bool:
     """Whether an object is missing because its checkpoint is not retained any more."""
-    if error.kind is not ErrorKind.OBJECT_MISSING:
-        return False
-    pin = Pin.of(root, history, batch, owner="", made_ms=0, lasts_s=None, since=since)
-    return not is_retained(store, root, pin)
+    return error.kind is ErrorKind.OBJECT_MISSING and not is_retained(source.store, source.needs(since))
 
 
 def _nothing() -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.pins import PINS_FOLDER, Pin, has_expired, read_pin
+from statelog.checkpoint.pins import Pin, has_expired, read_pin
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.reading.source import At, find_operator, find_operators, open_source
+from statelog.log.open import PINS_FOLDER
+from statelog.reading.source import At, StoredQuery, choose_for_all, choose_source, find_log, open_query
 from statelog.storage import ObjectInfo, Store
 
 
@@ -22,9 +23,9 @@ class PinInfo:
     Parameters
     ----------
     name : str
-        The pin's object, below the location of the operator's state.
-    uid : str
-        The operator.
+        The pin's object, below the location of the query's state. Readers take it as `at`.
+    uids : tuple of str
+        The operators whose state it keeps, by their present names.
     batch : int
         The checkpoint's batch.
     batch_time_ms : int
@@ -34,22 +35,39 @@ class PinInfo:
     expires_ms : int or None
         When it expires, in milliseconds since the Unix epoch; None if it does not.
     state_bytes : int
-        Stored bytes that a reader of the whole checkpoint reads.
+        Stored bytes that a reader of all these operators reads.
+    is_on_line : bool
+        Whether the checkpoint counts: it was not taken back by a rewind, a fall-back or a repetition of its batch. One
+        that was taken back is read by the pin's name only.
     """
 
     name: str
-    uid: str
+    uids: tuple[str, ...]
     batch: int
     batch_time_ms: int
     owner: str
     expires_ms: int | None
     state_bytes: int
+    is_on_line: bool
 
     @classmethod
-    def of(cls, info: ObjectInfo, pin: Pin) -> PinInfo:
-        """A pin and its object."""
-        expires_ms = None if pin.lasts_s is None else int((info.modified_s + pin.lasts_s) * 1000)
-        return cls(info.name, pin.uid, pin.batch, pin.batch_time_ms, pin.owner, expires_ms, pin.state_bytes)
+    def of(cls, info: ObjectInfo, pin: Pin, query: StoredQuery) -> PinInfo:
+        """A pin and its object, as of a query's log."""
+        return cls(
+            name=info.name,
+            uids=tuple(sorted(query.uids_of(pin).values())),
+            batch=pin.batch,
+            batch_time_ms=pin.batch_time_ms,
+            owner=pin.owner,
+            expires_ms=expiry_ms(info, pin),
+            state_bytes=pin.state_bytes,
+            is_on_line=pin.is_on_line(query.history),
+        )
+
+
+def expiry_ms(info: ObjectInfo, pin: Pin) -> int | None:
+    """When a pin expires, in milliseconds since the Unix epoch; None if it does not."""
+    return None if pin.lasts_s is None else int((info.modified_s + pin.lasts_s) * 1000)
 
 
 def pin(
@@ -67,8 +85,8 @@ def pin(
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given. It must be writable.
     uid : str, optional
-        The operator; needed if there are several.
-    at : int or datetime, optional
+        The operator; by default all of the query. Of the checkpoint of another pin, all that this keeps.
+    at : int, datetime or str, optional
         The checkpoint, as in :func:`read_state`.
     lasts_s : float or None
         How many seconds the pin lasts; None until it is removed.
@@ -99,46 +117,59 @@ def pin(
             kind=ErrorKind.VALUE_MISMATCH,
             hint="Pass a positive number of seconds, or None for a pin that does not expire.",
         )
-    source = open_source(str(location), uid, at)
-    batch = source.checkpoint.batch
-    held = HeldPin(source.store, source.root, source.history, batch, owner=owner, lasts_s=lasts_s, is_shared=True)
-    [info] = [one for one in source.store.list(held.name) if one.name == held.name]
-    stored = read_pin(source.store, held.name)
+    query = open_query(str(location))
+    if uid is None:
+        lineage, batch = choose_for_all(query, at)
+        operators = list(lineage.names_at(batch).values())
+    else:
+        source = choose_source(query, uid, at)
+        lineage, batch, operators = source.lineage, source.checkpoint.batch, [source.identity]
+    held = HeldPin(query.store, lineage, batch, operators=operators, owner=owner, lasts_s=lasts_s, is_shared=True)
+    [info] = [one for one in query.store.list(held.name) if one.name == held.name]
+    stored = read_pin(query.store, held.name)
     assert stored is not None, "it was just written"
-    return PinInfo.of(info, stored)
+    return PinInfo.of(info, stored, query)
 
 
 def list_pins(location: str | Path, uid: str | None = None) -> list[PinInfo]:
-    """List the pins of an operator, with those of readers at work.
+    """List the pins of a query, with those of readers at work.
+
+    Pins of checkpoints that were taken back, and of operators whose state was given up, are among them.
 
     Parameters
     ----------
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given.
     uid : str, optional
-        The operator; by default all of them.
+        Only the pins that keep this operator; by default all.
 
     Returns
     -------
     list of PinInfo
-        In order of operators and batches; without those that have expired.
+        In order of batches; without those that have expired.
 
     Raises
     ------
     ConfigurationError
         If there is no such operator.
+    StateMissingError
+        If `uid` is given, and the query has no checkpoint yet.
     CorruptionError, StorageError
-        If a pin is damaged or cannot be read.
+        If the log or a pin is damaged or cannot be read.
     """
-    operators = find_operators(str(location)) if uid is None else [find_operator(str(location), uid)]
-    found = [PinInfo.of(info, stored) for store, _, root in operators for info, stored in stored_pins(store, root)]
-    return sorted(found, key=lambda one: (one.uid, one.batch, one.name))
+    query = open_query(str(location))
+    found = [PinInfo.of(info, stored, query) for info, stored in stored_pins(query.store)]
+    if uid is not None:
+        found = [one for one in found if uid in one.uids]
+        if not found:
+            query.one(uid)
+    return sorted(found, key=lambda one: (one.batch, one.name))
 
 
-def stored_pins(store: Store, root: str) -> Iterator[tuple[ObjectInfo, Pin]]:
-    """All pins of an operator that have not expired, with their objects; raises the errors of :func:`read_pin`."""
+def stored_pins(store: Store) -> Iterator[tuple[ObjectInfo, Pin]]:
+    """All pins of a query that have not expired, with their objects; raises the errors of :func:`read_pin`."""
     now_s = SystemClock().now_s()
-    for info in store.list(f"{root}/{PINS_FOLDER}/"):
+    for info in store.list(f"{PINS_FOLDER}/"):
         stored = read_pin(store, info.name)
         if stored is not None and not has_expired(stored, info, now_s, 0.0):
             yield info, stored
@@ -161,13 +192,11 @@ def unpin(location: str | Path, name: str) -> None:
     StorageError
         If it cannot be removed.
     """
-    for store, _, root in find_operators(str(location)):
-        folder = f"{root}/{PINS_FOLDER}/"
-        if name.startswith(folder) and any(info.name == name for info in store.list(folder)):
-            store.delete([name])
-            return
-    raise ConfigurationError(
-        f"{location} has no pin '{name}'.",
-        kind=ErrorKind.VALUE_MISMATCH,
-        hint="Pass a name that list_pins returns; the pin may have expired.",
-    )
+    store, _ = find_log(str(location))
+    if not any(info.name == name for info in store.list(f"{PINS_FOLDER}/")):
+        raise ConfigurationError(
+            f"{location} has no pin '{name}'.",
+            kind=ErrorKind.VALUE_MISMATCH,
+            hint="Pass a name that list_pins returns; the pin may have expired.",
+        )
+    store.delete([name])

@@ -45,9 +45,10 @@ def read_state(
         The operator; needed if there are several.
     state : str, optional
         The state; needed if there are several. ``"timers"`` are the operator's timers, ``"windows"`` its open windows.
-    at : int or datetime, optional
-        The batch whose checkpoint is read, or a time with its zone: then the newest checkpoint whose batch is not
-        later. By default the newest one. A savepoint has one batch.
+    at : int, datetime or str, optional
+        The batch whose checkpoint is read; or a time with its zone: then the newest checkpoint whose batch is not
+        later; or the name of a pin, see :func:`list_pins`. Only its name tells a checkpoint that was taken back, or one
+        of an operator whose state was given up. By default the newest one. A savepoint has one batch.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
         Only the rows of these keys: a table with the key's fields, or for each key a tuple, a dict or, if the key has
         one field, a value. Few blocks are read for them, and nothing else; of a savepoint the files with their hashes.
@@ -89,7 +90,7 @@ def read_state(
         table = chosen_table(source, state)
         return select_columns(source, table, columns), open_rows(source, table, keys)
 
-    return open_pinned(make, is_fixed=isinstance(at, int))
+    return open_pinned(make, is_fixed=isinstance(at, int | str))
 
 
 def _read_saved(
@@ -123,7 +124,7 @@ def open_rows(
     source: Source, table: StateTable, keys: Keys | None = None, part: ReadPart | None = None
 ) -> Iterator[pa.RecordBatch | None]:
     """The rows of a state, of some keys or of a part; the first step pins the checkpoint and yields None."""
-    with reading(source.store, source.root, source.history, source.checkpoint.batch) as keep:
+    with reading(source) as keep:
         found = found_rows(source, table, keys, part)
         yield None
         keep()

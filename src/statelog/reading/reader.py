@@ -42,10 +42,7 @@ class StateReader:
 
     def _hold(self) -> None:
         self._pin.close()
-        source = self._source
-        self._keep = self._pin.enter_context(
-            reading(source.store, source.root, source.history, source.checkpoint.batch)
-        )
+        self._keep = self._pin.enter_context(reading(self._source))
 
     def __enter__(self) -> Self:
         return self
@@ -115,8 +112,8 @@ class StateReader:
                 self._require_open()
                 self._keep()
         except (CorruptionError, StorageError) as error:
-            if is_given_up(error, source.store, source.root, source.history, self.batch):
-                raise gone(source.root, self.batch) from error
+            if is_given_up(error, source):
+                raise gone(source.needs()) from error
             raise
 
     def _require_open(self) -> None:
@@ -143,7 +140,7 @@ def open_state(location: str | Path, uid: str | None = None, *, at: At | None = 
         The query's checkpointLocation, or the location that its operators were given.
     uid : str, optional
         The operator; needed if there are several.
-    at : int or datetime, optional
+    at : int, datetime or str, optional
         The checkpoint, as in :func:`read_state`. The reader stays at it, whatever the query does.
 
     Returns
@@ -165,6 +162,6 @@ def open_state(location: str | Path, uid: str | None = None, *, at: At | None = 
         try:
             return StateReader(open_source(str(location), uid, at))
         except PinExpiredError:
-            if isinstance(at, int):
+            if isinstance(at, int | str):
                 raise
     return StateReader(open_source(str(location), uid, at))

@@ -116,7 +116,7 @@ def _require_batch(batch: int, time_ms: int, at: At | None, location: str) -> No
     if isinstance(at, datetime):
         is_there, asked = time_ms <= time_limit_ms(at), f"of {at.isoformat()} or before"
     else:
-        is_there, asked = at in (None, batch), f"of batch {at}"
+        is_there, asked = at in (None, batch), f"of {'the pin' if isinstance(at, str) else 'batch'} {at}"
     if not is_there:
         raise StateMissingError(
             f"The savepoint {location} has the state of batch {batch}, {utc_text(time_ms)}, and none {asked}.",

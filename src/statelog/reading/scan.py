@@ -56,7 +56,7 @@ def cut_parts(
     """Cut an operator's state at a checkpoint into `count` parts, or parts of `part_bytes`, by default PART_BYTES."""
 
     def cut(part: Part) -> ReadPart:
-        genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, part.number, part.count)
+        genesis = digests.genesis(checkpoint.identity, part.number, part.count)
         known = (genesis, part.number, part.count, checkpoint.batch)
         return ReadPart(part, genesis, history.digest(*known), history.missing_segments(*known, set()))
 

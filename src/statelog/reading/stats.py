@@ -10,25 +10,24 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import Pin
 from statelog.errors import PinExpiredError
 from statelog.local.restore import read_segment
+from statelog.log.open import LOG_FOLDER, PINS_FOLDER
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.progress import tracked
 from statelog.reading.footers import SectionSizes, StoredSizes, measure_keyed, measure_unkeyed
+from statelog.reading.kept import kept_checkpoints
 from statelog.reading.key_sizes import KeySizes
 from statelog.reading.pinned import reading
 from statelog.reading.pinning import stored_pins
 from statelog.reading.scan import cut_parts, part_sizes, scan_part
-from statelog.reading.source import Source, choose_checkpoint, find_operator, find_operators, read_history
+from statelog.reading.source import Source, StoredQuery, choose_checkpoint, open_query
 from statelog.reading.states import shown_name
 from statelog.runs.byte_slices import bytes_before
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, hash_range
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor, decode_schema
-from statelog.storage import Store
 
 _GROUP_RANGES: Final = 128
 _LARGEST_KEYS: Final = 20
@@ -101,6 +100,8 @@ class StateStats:
 class OperatorStats:
     """The size of an operator's state at its newest checkpoint, and of all that is stored for it.
 
+    The log and the pins are the query's: their objects count for each of its operators.
+
     Parameters
     ----------
     uid : str
@@ -116,7 +117,7 @@ class OperatorStats:
     checkpoints : int
         Number of retained checkpoints.
     pins : int
-        Number of standing pins, with those of readers at work.
+        Number of standing pins that keep the operator, with those of readers at work.
     state_bytes : int
         Stored bytes of the newest checkpoint, which a restart would read: `base_bytes` and `log_bytes`, or the
         snapshots of an operator without keys.
@@ -128,7 +129,7 @@ class OperatorStats:
     files : int
         Objects that the newest checkpoint needs, files of the log among them.
     stored_bytes : int
-        All objects below the operator's folder.
+        All objects below the operator's folder, with the log and the pins.
     retained_bytes : int
         Those that retained checkpoints need. A branch's files at its parent do not count, here and in what follows.
     pinned_bytes : int
@@ -210,25 +211,25 @@ def stats(location: str | Path, uid: str | None = None, *, scan: bool = False) -
     >>> one.space_amplification, one.states[0].largest_keys[0]  # doctest: +SKIP
     (1.4, KeyStats(key=('a1b2c3',), rows=80210, size_bytes=5133440))
     """
-    operators = find_operators(str(location)) if uid is None else [find_operator(str(location), uid)]
-    found = (_measured(store, place, root, scan=scan) for store, place, root in operators)
-    return sorted((one for one in found if one is not None), key=lambda one: one.uid)
+    query = open_query(str(location))
+    found = (_measured(query, identity, scan=scan) for identity in query.identities(uid))
+    return [one for one in found if one is not None]
 
 
-def _measured(store: Store, place: str, root: str, *, scan: bool) -> OperatorStats | None:
-    """The measures of an operator; of another checkpoint if one is given up meanwhile."""
+def _measured(query: StoredQuery, identity: str, *, scan: bool) -> OperatorStats | None:
+    """The measures of an operator; of another checkpoint if one is given up meanwhile. None if the operator is gone."""
     for attempt in range(1, _ATTEMPTS + 1):
-        history = read_history(store, root)
-        if history.latest is None:
+        if identity not in query.history.histories:
             return None
-        source = choose_checkpoint(store, place, root, history)
+        source = choose_checkpoint(query, identity)
         objects = _Objects(source)
         try:
-            with reading(store, root, history, source.checkpoint.batch) as keep:
+            with reading(source) as keep:
                 return _of_checkpoint(source, objects, keep, scan=scan)
         except PinExpiredError:
             if attempt == _ATTEMPTS:
                 raise
+            query = open_query(query.location)
     raise AssertionError("unreachable")
 
 
@@ -288,26 +289,19 @@ class _Objects:
     """The objects of an operator, and why they stay."""
 
     def __init__(self, source: Source) -> None:
-        store, root, history = source.store, source.root, source.history
-        sizes = {info.name: info.size_bytes for info in store.list(f"{root}/")}
-        retained: set[str] = set()
-        self.checkpoints = 0
-        for checkpoint in history.checkpoints:
-            if history.has_batch(checkpoint.batch):
-                self.checkpoints += 1
-                retained.update(_objects_of(root, history, checkpoint.batch))
-        pins = [pin for _, pin in stored_pins(store, root)]
+        store, identity = source.store, source.identity
+        folders = (f"{identity}/", f"{LOG_FOLDER}/", f"{PINS_FOLDER}/")
+        sizes = {info.name: info.size_bytes for folder in folders for info in store.list(folder)}
+        kept = kept_checkpoints(source.stored, identity)
+        retained = {name for one in kept for name in one.needed.objects}
+        pins = [pin for _, pin in stored_pins(store) if pin.operator(identity) is not None]
         pinned = {name for pin in pins for name in pin.objects} - retained
+        self.checkpoints = len(kept)
         self.pins = len(pins)
-        self.files = len(_objects_of(root, history, source.checkpoint.batch))
+        self.files = len(source.needs().objects)
         self.stored_bytes = sum(sizes.values())
         self.retained_bytes = sum(sizes.get(name, 0) for name in retained)
         self.pinned_bytes = sum(sizes.get(name, 0) for name in pinned)
-
-
-def _objects_of(root: str, history: History, batch: int) -> list[str]:
-    """What a checkpoint needs, as a pin of it would name it."""
-    return Pin.of(root, history, batch, owner="", made_ms=0, lasts_s=None).objects
 
 
 def _subtask_bytes(group_bytes: npt.NDArray[np.float64], parallelism: int) -> npt.NDArray[np.float64]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.checkpoint.held_pin import is_retained
-from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import Pin, standing_pins
+from statelog.checkpoint.query_history import read_history
 from statelog.clock import SystemClock
 from statelog.errors import CorruptionError, ErrorKind, StatelogError, StorageError
 from statelog.local.restore import read_segment
@@ -16,8 +16,9 @@ from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.progress import tracked
-from statelog.reading.source import find_operator, find_operators, read_history
-from statelog.storage import Store
+from statelog.reading.kept import KeptCheckpoint, kept_checkpoints
+from statelog.reading.source import Source, StoredQuery, find_log
+from statelog.storage import ObjectInfo
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Damage:
     Parameters
     ----------
     uid : str
-        The operator; the name of its folder if its log cannot be read.
+        The operator; empty if the damage is that of the query's log.
     kind : str
         The code of the error, such as ``checksum`` or ``object-missing``.
     name : str
@@ -37,6 +38,9 @@ class Damage:
     batches : tuple of int
         The checkpoints that cannot be read because of it, among those that should be; empty if the log is damaged,
         which concerns all.
+    pins : tuple of str
+        The pins that cannot be read by name because of it, of checkpoints that were taken back, or of an operator whose
+        state was given up. If there are only such, `batches` is empty too.
     """
 
     uid: str
@@ -44,6 +48,12 @@ class Damage:
     name: str
     problem: str
     batches: tuple[int, ...]
+    pins: tuple[str, ...] = ()
+
+    @property
+    def is_general(self) -> bool:
+        """Whether it concerns all checkpoints."""
+        return not (self.batches or self.pins)
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Verified:
     stored_bytes : int
         Their size.
     whole : dict of str to (int or None)
-        For each operator its newest checkpoint without damage; None if there is none.
+        For each operator its newest checkpoint without damage; None if there is none. Empty if the log cannot be read.
     damages : tuple of Damage
         All that is damaged or missing.
     """
@@ -103,18 +113,41 @@ def verify(location: str | Path, uid: str | None = None) -> Verified:
     >>> statelog.verify("/data/checkpoints/flights").damages  # doctest: +SKIP
     ()
     """
-    operators = find_operators(str(location)) if uid is None else [find_operator(str(location), uid)]
-    checks = [_Check(store, root) for store, _, root in operators]
+    store, place = find_log(str(location))
+    try:
+        query = StoredQuery(store, place, read_history(store))
+    except StatelogError as error:
+        return Verified(0, 0, 0, 0, {}, (_damage("", error),))
+    general: list[Damage] = []
+    pins: list[tuple[ObjectInfo, Pin]] = []
+    try:
+        query.history.require_complete(place)
+    except CorruptionError as error:
+        general.append(_damage("", error))
+    try:
+        pins += standing_pins(store, SystemClock().now_s())
+    except StatelogError as error:
+        general.append(_damage("", error))
+    operators = query.named(uid, (pin for _, pin in pins))
+    checks = [_Check(query, identity, name, pins) for identity, name in operators.items()]
     for check in checks:
         check.run()
+    present = query.history.names.values()
     return Verified(
         operators=len(checks),
-        checkpoints=sum(len(check.pins) for check in checks),
+        checkpoints=sum(len(check.kept) for check in checks),
         stored_parts=sum(len(check.parts) for check in checks),
         stored_bytes=sum(part.stored.length for check in checks for part in check.parts.values()),
-        whole={check.uid: check.whole for check in checks},
-        damages=tuple(damage for check in checks for damage in check.damages),
+        whole={check.uid: None if general else check.whole for check in checks if check.identity in present},
+        damages=(*general, *(damage for check in checks for damage in check.damages)),
     )
+
+
+def _damage(
+    uid: str, error: StatelogError, name: str = "", batches: Iterable[int] = (), pins: Iterable[str] = ()
+) -> Damage:
+    problem = str(error).partition("\n")[0]
+    return Damage(uid, str(error.kind), name, problem, tuple(sorted(batches)), tuple(sorted(pins)))
 
 
 @dataclass
@@ -132,69 +165,46 @@ class _Part:
 class _Check:
     """The check of one operator."""
 
-    def __init__(self, store: Store, root: str) -> None:
-        self._store = store
-        self._root = root
-        self.uid = root
-        self.pins: dict[bytes, Pin] = {}
-        """The checkpoints by token, each as a pin would name it."""
+    def __init__(self, query: StoredQuery, identity: str, uid: str, pins: Sequence[tuple[ObjectInfo, Pin]]) -> None:
+        self._query = query
+        self._store = query.store
+        self._pins = pins
+        self.identity = identity
+        self.uid = uid
+        self.kept: dict[bytes, KeptCheckpoint] = {}
+        """The checkpoints by token."""
         self.parts: dict[tuple[str, int], _Part] = {}
         self.damages: list[Damage] = []
 
     def run(self) -> None:
         try:
-            history = read_history(self._store, self._root)
+            kept = kept_checkpoints(self._query, self.identity, self._pins)
         except StatelogError as error:
-            self._note(error)
-            return
-        if history.latest is None:
-            return
-        self.uid = history.latest.uid
-        if history.first_missing is not None:
-            self.damages.append(
-                Damage(
-                    self.uid,
-                    ErrorKind.CHECKPOINT_MISSING,
-                    "",
-                    f"The log of operator '{self.uid}' lacks the checkpoint of batch {history.first_missing}.",
-                    (),
-                )
-            )
-        retained = [
-            Pin.of(self._root, history, checkpoint.batch, owner="", made_ms=0, lasts_s=None)
-            for checkpoint in history.checkpoints
-            if history.has_batch(checkpoint.batch)
-        ]
-        for pin in retained:
-            self._add(pin, history)
-        try:
-            for _, pin in standing_pins(self._store, self._root, SystemClock().now_s()):
-                if pin.token not in self.pins:
-                    self._add(pin, pin.history(self._store, self._root))
-        except StatelogError as error:
-            self._note(error)
-        for part, damage in read_ahead(
-            tracked([*self.parts.values()], _sizes), self._checked, read_threads(self._store)
-        ):
-            if damage is not None:
-                self._note(damage, part.stored.name, part.users)
-        self._forget_given_up()
+            self.damages.append(_damage(self.uid, error))
+            kept = kept_checkpoints(self._query, self.identity)
+        for one in kept:
+            token = one.source.checkpoint.token
+            self.kept[token] = one
+            has_states = bool(one.source.states)
+            for stored, is_snapshot in _parts_of(one.source):
+                part = self.parts.setdefault((stored.name, stored.offset), _Part(stored, is_snapshot, has_states))
+                part.users.add(token)
+        checked = read_ahead(tracked([*self.parts.values()], _sizes), self._checked, read_threads(self._store))
+        damaged = [(part, damage) for part, damage in checked if damage is not None]
+        if any(damage.kind is ErrorKind.OBJECT_MISSING for _, damage in damaged):
+            self._forget_given_up()
+        for part, damage in damaged:
+            users = [self.kept[token] for token in part.users if token in self.kept]
+            if users:
+                self.damages.append(_damage(self.uid, damage, part.stored.name, _batches(users), _names(users)))
 
     @property
     def whole(self) -> int | None:
-        """The newest checkpoint without damage."""
-        if any(not damage.batches for damage in self.damages):
+        """The newest checkpoint without damage, of those that can be read by their batch."""
+        if any(damage.is_general for damage in self.damages):
             return None
         damaged = {batch for damage in self.damages for batch in damage.batches}
-        return max((pin.batch for pin in self.pins.values() if pin.batch not in damaged), default=None)
-
-    def _add(self, pin: Pin, history: History) -> None:
-        self.pins[pin.token] = pin
-        checkpoint = history.at(pin.batch)
-        has_states = checkpoint is not None and bool(checkpoint.states)
-        for stored, is_snapshot in _parts_of(pin, history):
-            part = self.parts.setdefault((stored.name, stored.offset), _Part(stored, is_snapshot, has_states))
-            part.users.add(pin.token)
+        return max(_batches(self.kept.values()) - damaged, default=None)
 
     def _checked(self, part: _Part) -> tuple[_Part, StatelogError | None]:
         """Read a part; an error of the store, other than a missing object, is raised."""
@@ -214,41 +224,36 @@ class _Check:
             return part, error
         return part, None
 
-    def _note(self, error: StatelogError, name: str = "", users: Iterable[bytes] = ()) -> None:
-        batches = tuple(sorted({self.pins[token].batch for token in users}))
-        self.damages.append(Damage(self.uid, str(error.kind), name, str(error).partition("\n")[0], batches))
-
     def _forget_given_up(self) -> None:
         """Objects may be missing because the query has given up their checkpoints meanwhile."""
-        if not any(damage.kind == ErrorKind.OBJECT_MISSING for damage in self.damages):
-            return
-        standing = {pin.token for _, pin in standing_pins(self._store, self._root, SystemClock().now_s())}
-        kept = {
-            pin.batch
-            for pin in self.pins.values()
-            if pin.token in standing or is_retained(self._store, self._root, pin)
+        standing = {pin.token for _, pin in standing_pins(self._store, SystemClock().now_s())}
+        self.kept = {
+            token: one for token, one in self.kept.items() if token in standing or is_retained(self._store, one.needed)
         }
-        self.pins = {token: pin for token, pin in self.pins.items() if pin.batch in kept}
-        left: list[Damage] = []
-        for damage in self.damages:
-            batches = tuple(batch for batch in damage.batches if batch in kept)
-            if batches or not damage.batches:
-                left.append(replace(damage, batches=batches))
-        self.damages = left
+
+
+def _batches(kept: Iterable[KeptCheckpoint]) -> set[int]:
+    """The checkpoints that are read by their batch."""
+    return {one.source.checkpoint.batch for one in kept if one.source.is_on_line}
+
+
+def _names(kept: Iterable[KeptCheckpoint]) -> set[str]:
+    """The pins of the other ones."""
+    return {info.name for one in kept if not one.source.is_on_line for info, _ in one.pins}
 
 
 def _sizes(parts: Sequence[_Part]) -> list[int]:
     return [part.stored.length for part in parts]
 
 
-def _parts_of(pin: Pin, history: History) -> Iterator[tuple[SegmentRef | StoredRun, bool]]:
+def _parts_of(source: Source) -> Iterator[tuple[SegmentRef | StoredRun, bool]]:
     """All that a checkpoint consists of, and whether each part is a snapshot of an unkeyed operator."""
-    record = history.record(pin.batch)
+    record = source.history.record(source.checkpoint.batch)
     assert record is not None
-    for checkpoint in history.between(record.needed_from, pin.batch):
+    for checkpoint in source.history.between(record.needed_from, record.batch):
         for segment in checkpoint.segments:
             if segment.rows:
                 yield segment, checkpoint.is_whole
-    for base_range in pin.base_ranges:
+    for base_range in () if record.base_map is None else record.base_map.ranges:
         for run in base_range.runs:
             yield run, False

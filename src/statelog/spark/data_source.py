@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, get_type_hints
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.errors import PinExpiredError
+from statelog.errors import PinExpiredError, StateMissingError
 from statelog.reading.listing import (
     CheckpointInfo,
     OperatorInfo,
@@ -26,7 +27,7 @@ from statelog.reading.listing import (
 from statelog.reading.pinning import PinInfo, list_pins
 from statelog.reading.read import open_rows, select_columns
 from statelog.reading.scan import ReadPart, cut_parts
-from statelog.reading.source import At, Source, open_source
+from statelog.reading.source import Source, open_source
 from statelog.reading.states import chosen_table
 from statelog.runs.schema import decode_schema
 from statelog.spark.change_source import ChangeReader, change_columns
@@ -56,10 +57,10 @@ class StateSource(DataSource):
     Register it first: ``spark.dataSource.register(statelog.StateSource)``. The path is a query's checkpointLocation, or
     the location that its operators were given; all executors must see it. The query of the state may run meanwhile.
 
-    Options, as text: ``uid``, ``state``, ``at`` (a batch, or a time in ISO 8601) and ``columns`` (separated by commas)
-    are those of :func:`read_state`. ``show`` is ``rows`` (default), ``operators``, ``states``, ``checkpoints``,
-    ``pins`` or ``changes``. ``pin_s`` is how many seconds the checkpoint is kept for tasks that have not begun; 3600 by
-    default. Each task then keeps it as long as it reads.
+    Options, as text: ``uid``, ``state``, ``at`` (a batch, a time in ISO 8601, or the name of a pin) and ``columns``
+    (separated by commas) are those of :func:`read_state`. ``show`` is ``rows`` (default), ``operators``, ``states``,
+    ``checkpoints``, ``pins`` or ``changes``. ``pin_s`` is how many seconds the checkpoint is kept for tasks that have
+    not begun; 3600 by default. Each task then keeps it as long as it reads.
 
     With ``push_filters`` (``true`` or ``false``, the default) a filter that gives values of all fields of the key, such
     as ``key_user = 'ann'``, reads only the blocks of these keys. It needs Spark 4.1 or later, and Spark's
@@ -120,6 +121,8 @@ class _Partition(InputPartition):
 
     batch: int
     token: bytes
+    pin: str = ""
+    """The pin that keeps the checkpoint until all tasks have begun."""
     part: ReadPart | None = None
     keys: pa.Table | None = None
 
@@ -134,26 +137,38 @@ class _Reader(DataSourceReader):
         """Pin the checkpoint, and cut the state."""
         if self._options.show in _LISTS:
             return [_Partition(0, b"")]
-        source = self._source(self._options.at)
+        source = open_source(self._options.location, self._options.uid, self._options.at)
         checkpoint = source.checkpoint
-        HeldPin(
+        held = HeldPin(
             source.store,
-            source.root,
-            source.history,
+            source.lineage,
             checkpoint.batch,
+            operators=[source.identity],
             owner="spark.read",
             lasts_s=self._options.pin_s,
             is_shared=True,
         )
+        whole = _Partition(checkpoint.batch, checkpoint.token, held.name)
         if checkpoint.is_whole:
-            return [_Partition(checkpoint.batch, checkpoint.token)]
+            return [whole]
         keys = self._keys(decode_schema(checkpoint.key_schema))
         if keys is not None:
-            return [_Partition(checkpoint.batch, checkpoint.token, keys=keys)]
-        return [_Partition(checkpoint.batch, checkpoint.token, part) for part in cut_parts(source.history, checkpoint)]
+            return [replace(whole, keys=keys)]
+        return [replace(whole, part=part) for part in cut_parts(source.history, checkpoint)]
 
-    def _source(self, at: At | None) -> Source:
-        return open_source(self._options.location, self._options.uid, at)
+    def _source(self, partition: _Partition) -> Source:
+        """The checkpoint as a task finds it; PinExpiredError if another one has taken its place."""
+        location = self._options.location
+        with suppress(StateMissingError):
+            return open_source(location, None, partition.pin)
+        # The pin has expired; the query may still retain the checkpoint.
+        source = open_source(location, self._options.uid, partition.batch)
+        if source.checkpoint.token != partition.token:
+            raise PinExpiredError(
+                f"{source.name}: batch {partition.batch} was repeated after a repair while its state was read.",
+                hint="Read again.",
+            )
+        return source
 
     def _keys(self, schema: pa.Schema) -> pa.Table | None:
         """The keys that the filters allow, if they are a list of values of each field."""
@@ -178,12 +193,7 @@ class _Reader(DataSourceReader):
             infos = [asdict(one) for one in listed(self._options.location, self._options.uid)]
             yield from pa.Table.from_pylist(infos, _schema_of(kind)).to_batches()
             return
-        source = self._source(partition.batch)
-        if source.checkpoint.token != partition.token:
-            raise PinExpiredError(
-                f"{source.name}: batch {partition.batch} was repeated after a repair while its state was read.",
-                hint="Read again.",
-            )
+        source = self._source(partition)
         table = chosen_table(source, self._options.state)
         for rows in open_rows(source, table, partition.keys, partition.part):
             if rows is not None:
@@ -205,5 +215,11 @@ class _KeyReader(_Reader):
 
 def _schema_of(kind: type) -> pa.Schema:
     """The columns of a list."""
-    types = {int: pa.int64(), str: pa.string(), tuple[str, ...]: pa.list_(pa.string()), int | None: pa.int64()}
+    types = {
+        int: pa.int64(),
+        str: pa.string(),
+        bool: pa.bool_(),
+        tuple[str, ...]: pa.list_(pa.string()),
+        int | None: pa.int64(),
+    }
     return pa.schema([pa.field(name, types[hint]) for name, hint in get_type_hints(kind).items()])
