@@ -73,8 +73,9 @@ class ShortLog:
         self.uids = list(uids)
         self._options = Options(max_file_bytes=max_file_bytes)
         self._key_schema = key_schema
-        self._log = open_log(self.store, self._options, self.clock)
-        self._log.claim(make_claim("run"))
+        self.log = open_log(self.store, self._options, self.clock)
+        """The query's, which writes the entries."""
+        self.log.claim(make_claim("run"))
         self._entries = 0
         self._begun: dict[str, int] = {}
         for batch in range(batches):
@@ -87,7 +88,7 @@ class ShortLog:
         self._entries += 1
         token = b"token %d" % self._entries
         made = QueryCheckpoint(
-            epoch=self._log.epoch,
+            epoch=self.log.epoch,
             batch=batch,
             revision=0,
             id=token,
@@ -104,7 +105,7 @@ class ShortLog:
             retained_from=self.retained_from,
             cuts=list(self.query().cuts),
         )
-        return self._log.append(replace(made, **(entry or {})), [b"bytes"])
+        return self.log.append(replace(made, **(entry or {})), [b"bytes"])
 
     def _section(self, uid: str, batch: int) -> Section:
         identity = identity_of(uid)
@@ -121,7 +122,7 @@ class ShortLog:
         def make(epoch: int) -> Claim:
             return replace(make_claim("run")(epoch), **news)
 
-        self._log.claim(make)
+        self.log.claim(make)
 
     def query(self, store: Store | None = None) -> QueryHistory:
         """The log as a reader finds it now."""

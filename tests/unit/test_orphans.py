@@ -37,16 +37,14 @@ def base(through: int, name: str) -> Base:
 
 
 def orphans(
-    root: Path, query: QueryHistory, ages_s: dict[str, float], *, epoch: int = EPOCH, fenced_runs: Sequence[str] = ()
+    root: Path, query: QueryHistory, ages_s: dict[str, float], *, epoch: int = EPOCH, **values: Sequence[str]
 ) -> list[str]:
     store = LocalStore(root)
     for name, age_s in ages_s.items():
         store.put(name, b"x")
         os.utime(root / name, (NOW_S - age_s, NOW_S - age_s))
     clock = ManualClock(NOW_S)
-    return find_orphans(
-        store, query, epoch=epoch, run_id="run-2", fenced_runs=fenced_runs, min_age_s=MIN_AGE_S, clock=clock
-    )
+    return find_orphans(store, query, epoch=epoch, run_id="run-2", min_age_s=MIN_AGE_S, clock=clock, **values)
 
 
 @pytest.mark.parametrize("folder", ["changes", "runs"])
@@ -103,6 +101,12 @@ def test_the_initial_state_of_a_fenced_run_goes_at_once(tmp_path: Path) -> None:
         "op-1/initial/run-1/0.arrow",
         "op-1/initial/run-3/0.arrow",
     ]
+
+
+def test_what_operators_are_given_to_begin_with_is_no_orphan(tmp_path: Path) -> None:
+    """No entry names it before their first one."""
+    ages_s = {f"op-1/runs/1/0/{name}": 1000.0 for name in ("given", "lost")}
+    assert orphans(tmp_path, QueryHistory(), ages_s, given=["op-1/runs/1/0/given"]) == ["op-1/runs/1/0/lost"]
 
 
 def test_what_no_retained_checkpoint_has_of_any_operator_goes(tmp_path: Path) -> None:
