@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statelog.checkpoint.history import Record
-from statelog.log.numbered import base_name
-from statelog.log.open import LOG_FOLDER
+from statelog.checkpoint.pins import log_file
 from statelog.log.references import StoredRun
 
 _T = TypeVar("_T")
@@ -46,12 +45,12 @@ class CheckpointSizes:
         return self.kept_bytes / self.state_bytes if self.kept_bytes is not None and self.state_bytes else None
 
 
-def measure_checkpoints(root: str, records: Sequence[Record]) -> Iterator[CheckpointSizes]:
-    """The sizes of each checkpoint, in order; `root` is the operator's folder."""
+def measure_checkpoints(records: Sequence[Record]) -> Iterator[CheckpointSizes]:
+    """The sizes of each checkpoint of an operator, in order."""
     batches = [record.batch for record in records]
     through = [0, *accumulate(sum(segment.length for segment in record.checkpoint.segments) for record in records)]
     names = [
-        {segment.name for segment in record.checkpoint.segments} | {log_file(root, record.checkpoint.number)}
+        {segment.name for segment in record.checkpoint.segments} | {log_file(record.checkpoint.number)}
         for record in records
     ]
     bases = _Bases.of(records)
@@ -73,11 +72,6 @@ def measure_checkpoints(root: str, records: Sequence[Record]) -> Iterator[Checkp
             files=needed_names.total + sum(name not in needed_names for name in base.names),
             kept_bytes=_kept_bytes(records, batches, place, through, bases, kept_runs),
         )
-
-
-def log_file(root: str, number: int) -> str:
-    """The object name of a log file."""
-    return f"{root}/{LOG_FOLDER}/{base_name(number)}"
 
 
 def _kept_bytes(

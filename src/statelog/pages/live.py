@@ -14,17 +14,18 @@ from statelog.metrics import CheckpointMetrics
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from statelog.spark.endpoint import PlannedOperator, RunningOperator
+    from statelog.checkpoint.coordinator import Coordinator
+    from statelog.spark.endpoint import PlannedOperator
 
 
 @dataclass(frozen=True)
 class LiveOperator:
-    """An operator of a running query; empty until its first task has called."""
+    """An operator of a running query; empty until the query's first task has called."""
 
     uid: str
     parallelism: int
     has_begun: bool = False
-    """Whether a task of this start has called."""
+    """Whether a task of this start of the query has called."""
     metrics: Sequence[CheckpointMetrics] = ()
     """The latest ones, the oldest first."""
     last_restore: CheckpointMetrics | None = None
@@ -71,19 +72,24 @@ def watch(query: StreamingQuery | str | Path) -> Callable[[], Watched]:
         )
     locations = list(dict.fromkeys(one.location for one in planned))
     redacts_keys = any(one.redacts_keys for one in planned)
-    return lambda: Watched(locations, [_live(one, endpoint.running_operator(one)) for one in planned], redacts_keys)
+
+    def look() -> Watched:
+        coordinators = {one.run_id: endpoint.coordinator_of(one.query_id, one.run_id) for one in planned}
+        return Watched(locations, [_live(one, coordinators[one.run_id]) for one in planned], redacts_keys)
+
+    return look
 
 
-def _live(planned: PlannedOperator, running: RunningOperator | None) -> LiveOperator:
-    if running is None:
+def _live(planned: PlannedOperator, coordinator: Coordinator | None) -> LiveOperator:
+    if coordinator is None or not coordinator.has_operator(planned.uid):
         return LiveOperator(planned.uid, planned.parallelism)
-    coordinator = running.coordinator
+    operator = coordinator.operator(planned.uid)
     return LiveOperator(
         uid=planned.uid,
         parallelism=planned.parallelism,
         has_begun=True,
-        metrics=coordinator.metrics.recent,
-        newest=coordinator.metrics.newest,
-        last_restore=coordinator.metrics.last_restore,
-        restore=coordinator.restoring.latest,
+        metrics=operator.metrics.recent,
+        newest=operator.metrics.newest,
+        last_restore=operator.metrics.last_restore,
+        restore=operator.restoring.latest,
     )

@@ -28,12 +28,12 @@ class ReadLog:
         return [entry for entry in self.entries if isinstance(entry, Claim)]
 
 
-def read_log(store: Store, root: str) -> ReadLog:
-    """Read the log of the operator whose folder is `root`; raises StorageError if the store fails."""
+def read_log(store: Store) -> ReadLog:
+    """Read the log of a location; raises StorageError if the store fails."""
     try:
-        return ReadLog(open_log(store, root, Options(), SystemClock()).read(), ())
+        return ReadLog(open_log(store, Options(), SystemClock()).read(), ())
     except (CorruptionError, ConfigurationError) as error:
-        entries, problems = _salvage(store, store.list(f"{root}/{LOG_FOLDER}/"))
+        entries, problems = _salvage(store, store.list(f"{LOG_FOLDER}/"))
         told = error.message
         return ReadLog(entries, (told, *[problem for problem in problems if problem != told]))
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import unquote
 
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError
 from statelog.pages.live import LiveOperator, Watched
-from statelog.pages.operator_model import OperatorModel, read_operator
+from statelog.pages.operator_model import OperatorModel, read_operators
 from statelog.pages.savepoint_list import SavepointFolders, SavepointList
 from statelog.reading.savepoint import read_manifest
-from statelog.reading.source import find_operators, is_savepoint
+from statelog.reading.source import find_log, is_savepoint
 from statelog.storage import Store
 
 
@@ -45,9 +44,9 @@ class PageModel:
     made_ms: int
     operators: tuple[OperatorModel, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
-    """Operators that could not be read at all, and why."""
+    """Locations whose log could not be read at all, and why."""
     waiting: tuple[LiveOperator, ...] = ()
-    """Operators of a running query that have no log yet."""
+    """Operators of a running query that have no checkpoint yet."""
     savepoints: SavepointList | None = None
     """Those of the query."""
     savepoint: SavedModel | None = None
@@ -61,8 +60,7 @@ class PageModel:
 
     def with_live(self, operators: Sequence[LiveOperator]) -> PageModel:
         """The page with what the driver knows now."""
-        unread = {uid for uid, _ in self.unread}
-        live = {one.uid: one for one in operators if one.uid not in unread}
+        live = {} if self.unread else {one.uid: one for one in operators}
         shown = tuple(replace(one, live=live.pop(one.uid, None)) for one in self.operators)
         return replace(self, operators=shown, waiting=tuple(live.values()))
 
@@ -80,28 +78,32 @@ def read_page(watched: Watched, savepoints: SavepointFolders | None = None) -> P
         return PageModel(shown, made_ms, savepoint=_read_savepoint(locations[0]))
     operators: list[OperatorModel] = []
     unread: list[tuple[str, str]] = []
-    for store, place, root in _found(watched):
+    for store, place in _found(watched):
         try:
-            operators.append(read_operator(store, place, root, unquote(root), now_s))
+            found = read_operators(store, place, now_s)
         except StatelogError as error:
-            unread.append((unquote(root), error.message))
+            unread.append((place, error.message))
+            continue
+        operators += found.operators
+        if not found.operators:
+            unread += [(place, problem) for problem in found.problems]
     query_ids = {one.query_id for one in operators}
     page = PageModel(
         shown,
         made_ms,
-        tuple(sorted(operators, key=lambda one: one.uid)),
-        tuple(sorted(unread)),
+        tuple(operators),
+        tuple(unread),
         savepoints=(savepoints or SavepointFolders([])).find(locations, query_ids),
     )
     return page.with_live(watched.operators)
 
 
-def _found(watched: Watched) -> list[tuple[Store, str, str]]:
-    """The stored operators."""
-    found: list[tuple[Store, str, str]] = []
+def _found(watched: Watched) -> list[tuple[Store, str]]:
+    """The places of logs, with their stores."""
+    found: list[tuple[Store, str]] = []
     for location in watched.locations:
         try:
-            found += find_operators(location)
+            found.append(find_log(location))
         except ConfigurationError as error:
             if not watched.operators or error.kind is not ErrorKind.CHECKPOINT_MISSING:
                 raise

@@ -46,15 +46,14 @@ class Summary:
             if restoring is not None:
                 read, known = size_text(restoring.read_bytes), size_text(restoring.known_bytes)
                 lines.append(f"{one.uid}: restores its state for batch {restoring.batch}, {read} of {known} are read")
-            if newest is None:
-                lines.append(f"{one.uid}: no checkpoint yet")
-                continue
             state_bytes = newest.sizes.state_bytes
             size = "unknown" if state_bytes is None else size_text(state_bytes)
             lines.append(f"{one.uid}: checkpoint {newest.batch} of {time_text(newest.time_ms)} UTC, state {size}")
             lines += [f"{one.uid}: {problem}" for problem in one.problems]
         lines += [f"{one.uid}: it has not begun a batch yet" for one in self._page.waiting]
-        lines += [f"{uid}: {problem}" for uid, problem in self._page.unread]
+        lines += [f"{place}: {problem}" for place, problem in self._page.unread]
+        if len(lines) == 1:
+            lines.append("no checkpoint yet")
         return "\n".join(lines)
 
 

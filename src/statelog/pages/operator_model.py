@@ -7,16 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from statelog.checkpoint.history import History, Record
-from statelog.checkpoint.pins import PINS_FOLDER, Pin, has_expired, read_pin
+from statelog.checkpoint.pins import Pin, has_expired, read_pin
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.errors import ConfigurationError, CorruptionError
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.entry import Claim
+from statelog.log.open import LOG_FOLDER, PINS_FOLDER
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.metrics import CheckpointMetrics
 from statelog.pages.checkpoint_sizes import CheckpointSizes, measure_checkpoints
 from statelog.pages.live import LiveOperator
-from statelog.pages.log_reading import read_log
+from statelog.pages.log_reading import ReadLog, read_log
 from statelog.reading.pinning import PinInfo
+from statelog.reading.source import Source, StoredQuery
 from statelog.reading.states import shown_name
 from statelog.runs import digests
 from statelog.runs.schema import decode_schema
@@ -101,6 +104,7 @@ class OperatorModel:
     states: tuple[str, ...]
     problems: tuple[str, ...]
     checkpoints: tuple[CheckpointRow, ...]
+    """At least one."""
     starts: tuple[Claim, ...]
     subtasks: tuple[SubtaskRow, ...]
     restart: Restart | None
@@ -115,19 +119,19 @@ class OperatorModel:
         return () if self.live is None else self.live.metrics
 
     @property
-    def newest(self) -> CheckpointRow | None:
+    def newest(self) -> CheckpointRow:
         """The newest checkpoint."""
-        return self.checkpoints[-1] if self.checkpoints else None
+        return self.checkpoints[-1]
 
     @property
     def stored_bytes(self) -> int:
-        """All objects below the operator's folder."""
+        """All objects below the operator's folder, with the log and the pins."""
         return sum(folder.size_bytes for folder in self.folders)
 
     @property
     def space_amplification(self) -> float | None:
         """Stored bytes per byte of the newest checkpoint's state."""
-        state_bytes = None if self.newest is None else self.newest.sizes.state_bytes
+        state_bytes = self.newest.sizes.state_bytes
         return self.stored_bytes / state_bytes if state_bytes else None
 
     @property
@@ -136,44 +140,72 @@ class OperatorModel:
         return min(RECENT, len(self.checkpoints))
 
 
-def read_operator(store: Store, location: str, root: str, uid: str, now_s: float) -> OperatorModel:
-    """Read the log, the pins and the listing of an operator; raises StorageError if the store fails."""
-    log = read_log(store, root)
-    history = History(log.entries)
-    objects = {info.name: info for info in store.list(f"{root}/")}
+@dataclass(frozen=True)
+class ReadQuery:
+    """What is stored of a query."""
+
+    operators: tuple[OperatorModel, ...]
+    """Those of the newest checkpoint, in order of their names."""
+    problems: tuple[str, ...]
+    """Damages of the log and of pins, which each operator also has."""
+
+
+def read_operators(store: Store, location: str, now_s: float) -> ReadQuery:
+    """Read the log, the pins and the listing of a query; raises StorageError if the store fails."""
+    log = read_log(store)
+    query = StoredQuery(store, location, QueryHistory(log.entries))
+    objects = {info.name: info for info in store.list()}
     problems = [*log.problems]
-    pins = _read_pins(store, root, objects.values(), now_s, problems)
+    pins = _read_pins(store, objects.values(), now_s, problems)
+    operators = [
+        _operator(query, identity, log, objects, [one for one in pins if one[1].operator(identity)], problems)
+        for identity in query.identities(None)
+    ]
+    return ReadQuery(tuple(operators), tuple(problems))
+
+
+def _operator(
+    query: StoredQuery,
+    identity: str,
+    log: ReadLog,
+    objects: Mapping[str, ObjectInfo],
+    pins: Sequence[tuple[ObjectInfo, Pin]],
+    problems: Sequence[str],
+) -> OperatorModel:
+    history = query.history.histories[identity]
     latest = history.latest
-    is_usable = not log.problems and latest is not None and history.has_batch(latest.batch)
+    assert latest is not None, "an operator has a checkpoint"
+    own = [*problems]
+    newest = None if log.problems else query.retained(identity, latest.batch)
     if not log.problems and history.first_missing is not None:
-        problems.append(f"The log lacks the checkpoint of batch {history.first_missing}.")
-    problems += _missing_objects(root, history, objects) if is_usable else []
+        own.append(f"The log lacks the checkpoint of batch {history.first_missing}.")
+    own += [] if newest is None else _missing_objects(newest, objects)
     records = list(history.records)
-    rows = _rows(root, history, records, pins, is_whole_log=not log.problems)
-    subtasks = _subtasks(history, records) if is_usable else ()
+    rows = _rows(history, records, pins, is_whole_log=not log.problems)
+    subtasks = () if newest is None else _subtasks(history, records)
     return OperatorModel(
-        uid=uid if latest is None else latest.uid,
-        location=location,
-        query_id=latest.query_id if latest is not None else log.claims[-1].query_id if log.claims else "",
-        key="" if latest is None or latest.is_whole else _key_text(latest.key_schema),
-        states=() if latest is None else tuple(sorted(shown_name(stored) for stored in latest.states)),
-        problems=tuple(problems),
+        uid=latest.uid,
+        location=query.location,
+        query_id=latest.query_id,
+        key="" if latest.is_whole else _key_text(latest.key_schema),
+        states=tuple(sorted(shown_name(stored) for stored in latest.states)),
+        problems=tuple(own),
         checkpoints=rows,
         starts=tuple(log.claims),
         subtasks=subtasks,
-        restart=_restart(records[-1], rows[-1].sizes, subtasks) if is_usable else None,
-        pins=tuple(PinInfo.of(info, pin) for info, pin in pins),
-        folders=_folders(root, objects.values()),
+        restart=None if newest is None else _restart(records[-1], rows[-1].sizes, subtasks),
+        pins=tuple(PinInfo.of(info, pin, query) for info, pin in pins),
+        folders=_folders(identity, objects.values()),
     )
 
 
 def _read_pins(
-    store: Store, root: str, objects: Iterable[ObjectInfo], now_s: float, problems: list[str]
+    store: Store, objects: Iterable[ObjectInfo], now_s: float, problems: list[str]
 ) -> list[tuple[ObjectInfo, Pin]]:
     """The pins that have not expired; the damaged ones are problems."""
     found: list[tuple[ObjectInfo, Pin]] = []
     for info in objects:
-        if not info.name.startswith(f"{root}/{PINS_FOLDER}/"):
+        if not info.name.startswith(f"{PINS_FOLDER}/"):
             continue
         try:
             pin = read_pin(store, info.name)
@@ -185,16 +217,15 @@ def _read_pins(
     return sorted(found, key=lambda one: (one[1].batch, one[0].name))
 
 
-def _missing_objects(root: str, history: History, objects: Mapping[str, ObjectInfo]) -> list[str]:
+def _missing_objects(newest: Source, objects: Mapping[str, ObjectInfo]) -> list[str]:
     """Objects that the newest checkpoint names and that are not there, or too short."""
-    latest = history.latest
-    assert latest is not None
-    needed = Pin.of(root, history, latest.batch, owner="", made_ms=0, lasts_s=None)
-    ends: dict[str, int] = dict.fromkeys(needed.objects, 0)
-    first = history.needed_from(latest.batch)
-    parts = [part for checkpoint in history.between(first, latest.batch) for part in checkpoint.segments]
-    runs = [run for base_range in needed.base_ranges for run in base_range.runs]
-    stored: list[SegmentRef | StoredRun] = [*parts, *runs]
+    batch, history = newest.checkpoint.batch, newest.history
+    record = history.record(batch)
+    assert record is not None, "it is retained"
+    ends: dict[str, int] = dict.fromkeys(newest.needs().objects, 0)
+    parts = [part for checkpoint in history.between(record.needed_from, batch) for part in checkpoint.segments]
+    ranges = () if record.base_map is None else record.base_map.ranges
+    stored: list[SegmentRef | StoredRun] = [*parts, *(run for base_range in ranges for run in base_range.runs)]
     for part in stored:
         ends[part.name] = max(ends.get(part.name, 0), part.offset + part.length)
     found: list[str] = []
@@ -202,16 +233,15 @@ def _missing_objects(root: str, history: History, objects: Mapping[str, ObjectIn
         if is_link(name):
             continue
         if name not in objects:
-            found.append(f"{name}: the object is gone; checkpoint {latest.batch} needs it.")
+            found.append(f"{name}: the object is gone; checkpoint {batch} needs it.")
         elif objects[name].size_bytes < end:
             found.append(
-                f"{name}: it has {objects[name].size_bytes:,} bytes; checkpoint {latest.batch} needs {end:,} of them."
+                f"{name}: it has {objects[name].size_bytes:,} bytes; checkpoint {batch} needs {end:,} of them."
             )
     return found
 
 
 def _rows(
-    root: str,
     history: History,
     records: Sequence[Record],
     pins: Sequence[tuple[ObjectInfo, Pin]],
@@ -225,7 +255,7 @@ def _rows(
     retained_from = history.oldest.batch if is_complete and history.oldest is not None else None
     rows: list[CheckpointRow] = []
     before_ms: int | None = None
-    for record, sizes in zip(records, measure_checkpoints(root, records), strict=True):
+    for record, sizes in zip(records, measure_checkpoints(records), strict=True):
         one = record.checkpoint
         changed = Counter[int]()
         for segment in one.segments:
@@ -267,7 +297,7 @@ def _subtasks(history: History, records: Sequence[Record]) -> tuple[SubtaskRow, 
         if newest.is_whole:
             state_bytes = sum(segment.length for segment in newest.segments_of(subtask, subtask))
         else:
-            genesis = digests.genesis(newest.query_id, newest.uid, subtask, newest.parallelism)
+            genesis = digests.genesis(newest.identity, subtask, newest.parallelism)
             state_bytes = history.missing_segments(genesis, subtask, newest.parallelism, newest.batch, set()).length
         rows.append(SubtaskRow(subtask, state_bytes, input_rows[subtask], changed[subtask]))
     return tuple(rows)
@@ -290,12 +320,15 @@ def _restart(newest: Record, sizes: CheckpointSizes, subtasks: Sequence[SubtaskR
     )
 
 
-def _folders(root: str, objects: Iterable[ObjectInfo]) -> tuple[FolderSize, ...]:
+def _folders(identity: str, objects: Iterable[ObjectInfo]) -> tuple[FolderSize, ...]:
+    """The objects of an operator, with the log and the pins of its query."""
     counts, sizes = Counter[str](), Counter[str]()
     for info in objects:
-        folder = info.name.removeprefix(f"{root}/").partition("/")[0]
-        counts[folder] += 1
-        sizes[folder] += info.size_bytes
+        place, _, rest = info.name.partition("/")
+        folder = rest.partition("/")[0] if place == identity else place
+        if place == identity or place in (LOG_FOLDER, PINS_FOLDER):
+            counts[folder] += 1
+            sizes[folder] += info.size_bytes
     return tuple(FolderSize(folder, counts[folder], sizes[folder]) for folder in sorted(counts))
 
 

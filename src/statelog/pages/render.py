@@ -95,7 +95,7 @@ def render(page: PageModel, *, is_live: bool = False, redacts: bool = False) -> 
 def checkpoints_html(page: PageModel, uid: str, newest: str) -> str:
     """A page of an operator's history; its first row is the checkpoint of batch `newest`, or the one before it."""
     one = next((one for one in page.operators if one.uid == uid), None)
-    if one is None or not one.checkpoints:
+    if one is None:
         return error_html(f"There is no checkpoint of an operator '{uid}'.")
     if newest and not newest.isdecimal():
         return error_html(f"'{newest}' is not a batch.")

@@ -75,7 +75,7 @@ def fall_back(
     if not damages:
         return FellBack(**asdict(rewind_to(query, newest, dry_run=dry_run)), damages=(), copies=[])
     damaged = {batch for damage in damages for batch in damage.batches}
-    batches = [] if any(not damage.batches for damage in damages) else range(newest + 1)
+    batches = [] if any(damage.is_general for damage in damages) else range(newest + 1)
     whole = [batch for batch in batches if batch not in damaged and query.is_of_batch(batch)]
     if not whole:
         problems = "; ".join(damage.problem for damage in damages[:3])
