@@ -9,11 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
-from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
+from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime, InlineBudget, OperatorBatch
 from statelog.checkpoint.protocol import Ack, TaskId
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from tests.acks import make_ack
+from tests.contract.log_contract import make_checkpoint
 
 
 def ack(data: bytes = b"data", *, subtask: int = 0, attempt: int = 1, rows: int = 0, **more: Any) -> Ack:
@@ -34,8 +35,8 @@ def level(*runs: tuple[str, bytes]) -> Level:
     ("sent", "levels", "changeset", "behind"),
     [
         (ack(), [], b"data", b""),
-        (ack(), [level(("", b"one"), ("op/runs/1", b"stored")), level(("", b"two"))], b"data", b"onetwo"),
-        (ack(name="op/changes/1"), [level(("", b"one"))], b"", b"one"),
+        (ack(), [level(("", b"one"), ("op-1/runs/1", b"stored")), level(("", b"two"))], b"data", b"onetwo"),
+        (ack(name="op-1/changes/1"), [level(("", b"one"))], b"", b"one"),
         (ack(has_changeset=False), [level(("", b"one"))], b"", b"one"),
         (ack(is_unchanged=True), [], b"", b""),
         (ack(b""), [level(("", b"one"))], b"", b"one"),
@@ -59,21 +60,21 @@ def test_the_changeset_comes_first_and_the_runs_without_a_name_behind_it(
 # ---- Which attempt counts ----
 
 
-def batch() -> Batch:
-    return Batch(5, BatchTime(5000, 4000))
+def batch() -> OperatorBatch:
+    return OperatorBatch(5, BatchTime(5000, 4000))
 
 
-def take(held: Batch, *acks: Ack) -> list[bool]:
+def take(held: OperatorBatch, *acks: Ack) -> list[bool]:
     return [held.accept(AcceptedAck(one, b""), "operator 'op'") for one in acks]
 
 
-def counted(held: Batch) -> dict[int, int]:
+def counted(held: OperatorBatch) -> dict[int, int]:
     return {subtask: one.ack.task.attempt for subtask, one in held.acks.items()}
 
 
 def test_a_batch_begins_with_nothing() -> None:
     held = batch()
-    assert (held.begun, held.acks, held.durable, held.is_written) == ({}, {}, None, False)
+    assert (held.begun, held.acks, held.durable, held.is_written, held.metrics) == ({}, {}, None, False, None)
     assert held.missing(3) == [0, 1, 2]
     assert held.time.late_watermark_ms == 0, "no row that has a time is late"
 
@@ -99,7 +100,7 @@ def test_other_last_digits_are_no_reason_to_warn(adds_floats: bool, caplog: pyte
 
 def test_a_result_is_all_of_its_parts() -> None:
     held = batch()
-    parts = [SegmentRef(0, 1, b"part", 0, 9, 1, 0, "op/changes/0")]
+    parts = [SegmentRef(0, 1, b"part", 0, 9, 1, 0, "op-1/changes/0")]
     assert take(held, ack(attempt=1), ack(attempt=2, parts=parts), ack(attempt=3, parts=parts)) == [True, True, False]
 
 
@@ -130,3 +131,61 @@ def test_subtasks_of_attempts_that_do_not_count_have_lost_something() -> None:
     assert held.lost == {0, 2}
     take(held, ack(b"later", subtask=0, attempt=3), ack(subtask=2, attempt=4))
     assert held.lost == {0}, "what its first attempt has written"
+
+
+def test_only_a_later_attempt_with_another_result_differs() -> None:
+    held = batch()
+    assert not held.differs(ack(b"first", attempt=4)), "there is none yet"
+    take(held, ack(b"first", attempt=4))
+    assert not held.differs(ack(b"first", attempt=9))
+    assert not held.differs(ack(b"second", attempt=3))
+    assert held.differs(ack(b"second", attempt=4))
+    assert held.differs(ack(b"second", attempt=5))
+    assert not held.differs(ack(b"second", attempt=5, subtask=1))
+
+
+# ---- What is durable ----
+
+
+def test_a_batch_is_settled_while_its_entry_covers_all_that_counts() -> None:
+    whole = Batch(5, BatchTime(5000, 4000), {"op": batch()}, InlineBudget(0, 1))
+    assert not whole.is_settled, "nothing counts, and there is no entry"
+    whole.accepted = 2
+    whole.durable, whole.covered = make_checkpoint("run", 1, 5)[0], 2
+    assert whole.is_settled
+    whole.accepted = 3
+    assert not whole.is_settled
+
+
+# ---- The bytes that may come with the acks ----
+
+
+def test_every_subtask_gets_its_part_of_what_is_left() -> None:
+    """Of all operators, in any order."""
+    budget = InlineBudget(1000, 4)
+    assert budget.limit_of("a", 0) == 250
+    assert budget.limit_of("b", 0) == 250
+    budget.sent("a", 0, 10)
+    assert budget.limit_of("b", 1) == (1000 - 10 - 250) // 2
+    budget.sent("b", 0, 0)
+    budget.sent("b", 1, 370)
+    assert budget.limit_of("a", 1) == 1000 - 10 - 370
+
+
+def test_a_limit_stays_for_all_attempts_of_a_batch() -> None:
+    """It decides where changes are cut into parts, and two attempts have to cut alike."""
+    budget = InlineBudget(1000, 2)
+    assert budget.limit_of("a", 0) == 500
+    budget.sent("a", 0, 400)
+    assert budget.limit_of("a", 0) == 500
+    budget.sent("a", 0, 100)
+    assert budget.limit_of("b", 0) == 900, "what the counting attempt has sent is what is gone"
+    assert budget.limit_of("a", 0) == 500
+
+
+def test_without_anything_left_nothing_comes_with_an_ack() -> None:
+    budget = InlineBudget(10, 2)
+    budget.limit_of("a", 0)
+    budget.sent("a", 0, 30)
+    assert budget.limit_of("b", 0) == 0
+    assert budget.limit_of("c", 0) == 0, "more subtasks than were announced"

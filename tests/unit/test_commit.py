@@ -1,4 +1,4 @@
-"""What the entry of a batch says: where each subtask's result lies, which states there are, and whose they are."""
+"""An operator's section of an entry: where each subtask's result lies, which states there are, and whose they are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.bases import BaseMap
-from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
-from statelog.checkpoint.commit import compose, generations_of
+from statelog.checkpoint.batch import AcceptedAck
+from statelog.checkpoint.commit import compose_section, generations_of
 from statelog.checkpoint.protocol import TaskId
-from statelog.log.entry import Checkpoint, QueryOperators
+from statelog.log.entry import Checkpoint, Section
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.runs.schema import StateSchema, encode_schema
@@ -42,26 +41,19 @@ def taken(subtask: int, payload: bytes = b"", *, name: str = "", **more: Any) ->
 
 
 def composed(
-    *acks: AcceptedAck,
-    run: OperatorConfig = KEYED,
-    before: Checkpoint | None = None,
-    durable: Checkpoint | None = None,
-    **more: Any,
-) -> tuple[Checkpoint, bytes]:
-    batch = Batch(5, BatchTime(5000, 4000, 3000), acks=dict(enumerate(acks)), durable=durable)
+    *acks: AcceptedAck, run: OperatorConfig = KEYED, before: Checkpoint | None = None, **more: Any
+) -> tuple[Section, bytes]:
     run = dataclasses.replace(run, parallelism=len(acks))
     given: dict[str, Any] = {
-        "epoch": 3,
-        "token": b"unique",
+        "watermark_ms": 4000,
         "generations": {},
-        "log_start": 2,
-        "retained_from": 1,
-        "base_map": None,
+        "base_ranges": None,
         "settings": {},
+        "begins": False,
         **more,
     }
-    entry, payload = compose(run, batch, before, **given)
-    return entry, b"".join(payload)
+    section, payload = compose_section(run, "op-1", acks, before, **given)
+    return section, b"".join(payload)
 
 
 def placed(subtask: int, offset: int, length: int, name: str = "", checksum: bytes = b"") -> SegmentRef:
@@ -84,19 +76,21 @@ def test_results_that_came_with_the_acks_stand_one_after_the_other() -> None:
 
 
 def test_objects_are_named_and_take_no_place_in_the_entry() -> None:
-    entry, payload = composed(taken(0, b"zero"), taken(1, name="op/changes/1", length=9), taken(2, b"two"))
-    assert entry.segments == [placed(0, 0, 4), placed(1, 0, 9, "op/changes/1"), placed(2, 4, 3)]
+    entry, payload = composed(taken(0, b"zero"), taken(1, name="op-1/changes/1", length=9), taken(2, b"two"))
+    assert entry.segments == [placed(0, 0, 4), placed(1, 0, 9, "op-1/changes/1"), placed(2, 4, 3)]
     assert payload == b"zerotwo"
 
 
 def test_parts_stand_in_front_of_the_last_and_count_no_rows_read() -> None:
     """The rows that a subtask has read are said once."""
-    parts = [SegmentRef(1, 101, b"part %d" % number, 0, 20 + number, 3, 0, f"op/changes/{number}") for number in (0, 1)]
+    parts = [
+        SegmentRef(1, 101, b"part %d" % number, 0, 20 + number, 3, 0, f"op-1/changes/{number}") for number in (0, 1)
+    ]
     entry, payload = composed(taken(0, b"zero"), taken(1, b"last", parts=parts))
     assert entry.segments == [
         placed(0, 0, 4),
-        SegmentRef(1, 101, b"part 0", 0, 20, 3, 0, "op/changes/0"),
-        SegmentRef(1, 101, b"part 1", 0, 21, 3, 0, "op/changes/1"),
+        SegmentRef(1, 101, b"part 0", 0, 20, 3, 0, "op-1/changes/0"),
+        SegmentRef(1, 101, b"part 1", 0, 21, 3, 0, "op-1/changes/1"),
         placed(1, 4, 4),
     ]
     assert payload == b"zerolast"
@@ -104,12 +98,12 @@ def test_parts_stand_in_front_of_the_last_and_count_no_rows_read() -> None:
 
 def test_what_an_entry_of_the_batch_names_already_is_not_written_again() -> None:
     stored = [
-        SegmentRef(0, 90, b"part", 0, 5, 1, 0, "op/changes/0"),
-        SegmentRef(0, 90, b"sum", 70, 5, 1, 1, "op/log/1"),
+        SegmentRef(0, 90, b"part", 0, 5, 1, 0, "op-1/changes/0"),
+        SegmentRef(0, 90, b"sum", 70, 5, 1, 1, "log/1"),
     ]
     kept = taken(0, b"")
     kept.stored, kept.is_stored = stored, True
-    entry, payload = composed(kept, taken(1, b"one"), durable=checkpoint())
+    entry, payload = composed(kept, taken(1, b"one"))
     assert entry.segments == [*stored, placed(1, 0, 3)]
     assert payload == b"one"
 
@@ -122,7 +116,7 @@ def test_changes_that_are_only_in_the_materialized_state_have_no_segment() -> No
 
 @pytest.mark.parametrize("moved", [b"", b"snapshot"])
 def test_a_snapshot_that_has_not_changed_stays_unless_its_file_is_to_be_emptied(moved: bytes) -> None:
-    old = SegmentRef(0, 55, b"old", 30, 8, 4, 9, "op/log/1")
+    old = SegmentRef(0, 55, b"old", 30, 8, 4, 9, "log/1")
     kept = taken(1, is_unchanged=True, element_counts={})
     kept.unchanged_segment, kept.rewritten_bytes = old, moved
     entry, payload = composed(taken(0, b"zero"), kept, taken(2, b"two"), run=WITHOUT_KEYS)
@@ -142,60 +136,54 @@ def test_materialized_runs_stand_behind_the_changesets() -> None:
         return Level(first, first, b"before", b"after", 0, 9, list(runs))
 
     acks = [taken(0, b"zero"), taken(1, b"one"), taken(2, b"two")]
-    acks[0].levels = [level(0, run("op/runs/0", 50, 3)), level(1, run("", 2), run("", 3))]
+    acks[0].levels = [level(0, run("op-1/runs/0", 50, 3)), level(1, run("", 2), run("", 3))]
     acks[0].levels_payload = b"aabbb"
     acks[2].levels, acks[2].levels_payload = [level(0, run("", 4))], b"cccc"
     entry, payload = composed(*acks)
     assert payload == b"zeroonetwoaabbbcccc"
     assert entry.bases == [
-        Base(0, 3, [level(0, run("op/runs/0", 50, 3)), level(1, run("", 2, 10), run("", 3, 12))]),
+        Base(0, 3, [level(0, run("op-1/runs/0", 50, 3)), level(1, run("", 2, 10), run("", 3, 12))]),
         Base(2, 3, [level(0, run("", 4, 15))]),
     ]
 
 
-# ---- What else an entry says ----
+def test_a_section_behind_another_has_its_bytes_behind_the_others() -> None:
+    acks = [taken(0, b"zero"), taken(1, name="op-1/changes/1", length=9), taken(2, b"two")]
+    acks[0].levels = [Level(0, 0, b"", b"", 0, 9, [StoredRun("", 0, 4, b"sum", 1, 0, 9)])]
+    acks[0].levels_payload = b"runs"
+    section, payload = composed(*acks, offset=1000)
+    assert payload == b"zerotworuns"
+    assert [one.offset for one in section.segments] == [1000, 0, 1004]
+    [base] = section.bases
+    assert [run.offset for level in base.levels for run in level.runs] == [1007]
 
 
-def test_an_entry_says_whose_it_is_and_what_it_builds_on() -> None:
-    operators = QueryOperators(7, {"op": ""})
-    run = dataclasses.replace(KEYED, operators=operators, watermark=None)
-    base_map = BaseMap()
-    entry, _ = composed(
+# ---- What else a section says ----
+
+
+def test_a_section_says_whose_it_is_and_what_it_builds_on() -> None:
+    section, _ = composed(
         taken(0),
         taken(1),
-        run=run,
         generations={"gone": 2},
-        base_map=base_map,
+        base_ranges=[],
         settings={"size": 10, "kind": "tumbling"},
+        begins=True,
     )
-    assert entry == Checkpoint(
-        epoch=3,
-        batch=5,
-        revision=0,
-        query_id="query",
-        run_id="run",
+    assert section == Section(
+        identity="op-1",
         uid="op",
         parallelism=2,
         segments=[placed(0, 0, 0), placed(1, 0, 0)],
         key_schema=b"keys",
         states=[state("count")],
-        batch_time_ms=5000,
         watermark_ms=4000,
-        token=b"unique",
         generations={"gone": 2},
-        log_start=2,
         base_ranges=[],
-        retained_from=1,
-        operators=operators,
         settings={"size": 10, "kind": "tumbling"},
+        begins=True,
     )
     assert composed(taken(0), taken(1))[0].base_ranges is None, "the entries before say what is materialized"
-
-
-@pytest.mark.parametrize("revision", [0, 4])
-def test_another_result_is_the_next_revision(revision: int) -> None:
-    entry, _ = composed(taken(0), durable=replace(checkpoint(), revision=revision))
-    assert entry.revision == revision + 1
 
 
 def test_states_that_are_not_declared_any_more_stay_and_deleted_ones_go() -> None:

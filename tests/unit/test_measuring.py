@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import AcceptedAck
 from statelog.checkpoint.checkpoint_metrics import checkpoint_metrics
 from statelog.checkpoint.protocol import TaskId, TaskTimes
@@ -29,9 +30,20 @@ def ack(subtask: int, **more: Any) -> AcceptedAck:
 
 def metrics_of(entry: Checkpoint, taken: list[AcceptedAck], measured: Recorded) -> CheckpointMetrics:
     policy: Any = SimpleNamespace(schedule=SimpleNamespace(base_bytes=11, log_bytes=12))
-    inventory: Any = SimpleNamespace(retention=SimpleNamespace(size_bytes=13, needed_bytes=14))
+    retention: Any = SimpleNamespace(size_bytes=13, needed_bytes=14)
     return checkpoint_metrics(
-        entry, taken, policy, inventory, last_ack_s=102.0, durable_s=102.75, log_files=2, measured=measured
+        OperatorConfig("query", "run", "op", entry.parallelism, entry.key_schema, entry.states),
+        entry.section,
+        taken,
+        policy,
+        retention,
+        batch=entry.batch,
+        watermark_ms=8000,
+        revision=entry.revision,
+        last_ack_s=102.0,
+        end_s=102.75,
+        log_files=2,
+        measured=measured,
     )
 
 

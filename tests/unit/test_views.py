@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
+from statelog.checkpoint.batch import AcceptedAck, BatchTime, OperatorBatch
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import TaskId
 from statelog.checkpoint.redistribution import SnapshotView
@@ -21,7 +21,8 @@ from tests.acks import make_ack
 
 KEYED = OperatorConfig("query", "run", "op", 2, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
-ORIGINS = [digests.genesis("query", "op", subtask, 2) for subtask in range(2)]
+IDENTITY = "op-1"
+ORIGINS = [digests.genesis(IDENTITY, subtask, 2) for subtask in range(2)]
 
 
 def segment(batch: int, subtask: int) -> SegmentRef:
@@ -32,7 +33,9 @@ def checkpoint(batch: int, run: OperatorConfig = KEYED) -> Checkpoint:
     segments = [segment(batch, subtask) for subtask in range(2)]
     counts: list[list[int]] = [] if run.has_keys else [[], []]
     return Checkpoint(
-        1, batch, 0, "query", "run", "op", 2, segments, run.key_schema, [], 0, 0, b"", element_counts=counts
+        *(1, batch, 0, "query", "run", "op", 2, segments, run.key_schema, [], 0, 0, b""),
+        element_counts=counts,
+        begins=batch == 0,
     )
 
 
@@ -46,8 +49,8 @@ def heads(*batches: int) -> list[bytes]:
     return found
 
 
-def durable(entry: Checkpoint, *fired_ms: int) -> Batch:
-    made = Batch(entry.batch, BatchTime(0, 0), durable=entry)
+def durable(entry: Checkpoint, *fired_ms: int) -> OperatorBatch:
+    made = OperatorBatch(entry.batch, BatchTime(0, 0), durable=entry)
     for subtask, timers_to_ms in enumerate(fired_ms):
         task = TaskId("query", "run", "op", "instance", entry.batch, subtask, 1)
         made.acks[subtask] = AcceptedAck(make_ack(task, b"", 0, 0, 0, "", 0.0, timers_to_ms=timers_to_ms), b"")
@@ -58,7 +61,7 @@ def durable(entry: Checkpoint, *fired_ms: int) -> Batch:
 def test_a_run_starts_from_the_checkpoint_before_its_first_batch(first_batch: int) -> None:
     """Never from the newest: a batch whose entry is there already is repeated."""
     history = History([checkpoint(batch) for batch in range(3)])
-    found = Views.of_first_batch(KEYED, history, first_batch)
+    found = Views.of_first_batch(KEYED, IDENTITY, history, first_batch)
     assert (found.genesis_digests, found.heads) == (ORIGINS, heads(*range(first_batch)))
     assert (found.timers_after_ms, found.snapshots) == ([NO_TIME_MS] * 2, [])
 
@@ -66,7 +69,7 @@ def test_a_run_starts_from_the_checkpoint_before_its_first_batch(first_batch: in
 @pytest.mark.parametrize("first_batch", [0, 1, 2, 3])
 def test_an_operator_without_keys_starts_from_the_snapshots_before_its_first_batch(first_batch: int) -> None:
     history = History([checkpoint(batch, WITHOUT_KEYS) for batch in range(3)])
-    found = Views.of_first_batch(WITHOUT_KEYS, history, first_batch)
+    found = Views.of_first_batch(WITHOUT_KEYS, IDENTITY, history, first_batch)
     if first_batch == 0:
         assert found.snapshots == [SnapshotView()] * 2
     else:
@@ -75,7 +78,7 @@ def test_an_operator_without_keys_starts_from_the_snapshots_before_its_first_bat
 
 
 def test_the_next_batch_starts_from_the_changesets_of_the_one_before() -> None:
-    first = Views.of_first_batch(KEYED, History(), 0)
+    first = Views.of_first_batch(KEYED, IDENTITY, History(), 0)
     second = first.after(durable(checkpoint(0), 70, 80))
     assert (second.genesis_digests, second.heads, second.timers_after_ms) == (ORIGINS, heads(0), [70, 80])
     third = second.after(durable(checkpoint(1), 90, 91))
@@ -85,12 +88,12 @@ def test_the_next_batch_starts_from_the_changesets_of_the_one_before() -> None:
 def test_a_state_that_is_materialized_through_the_batch_is_what_the_next_starts_from() -> None:
     """One that only older batches are part of changes nothing of where the subtask is."""
     bases = [Base(subtask, 2, [Level(0, last, b"", b"own digest", 0, 9, [])]) for subtask, last in ((0, 4), (1, 5))]
-    points = Views.of_first_batch(KEYED, History(), 0)
+    points = Views.of_first_batch(KEYED, IDENTITY, History(), 0)
     after = points.after(durable(replace(checkpoint(5), bases=bases), 0, 0))
     assert after.heads == [heads(5)[0], b"own digest"]
 
 
 def test_without_keys_the_next_batch_starts_from_the_new_snapshots_as_they_are() -> None:
-    points = Views.of_first_batch(WITHOUT_KEYS, History(), 0)
+    points = Views.of_first_batch(WITHOUT_KEYS, IDENTITY, History(), 0)
     after = points.after(durable(checkpoint(0, WITHOUT_KEYS)))
     assert after.snapshots == [SnapshotView([segment(0, subtask)], None) for subtask in range(2)]
