@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
-from statelog.checkpoint.admission import OperatorConfig, require_admission
-from statelog.checkpoint.history import History
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.admission import admit as admit_start
 from statelog.log.entry import Checkpoint
 from statelog.runs.evolution import recorded_schema, require_evolution
 from statelog.runs.format import Operation, change_schema
@@ -28,6 +28,7 @@ from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
 from tests.contract.table_contract import make_keys
+from tests.entries import query_of
 
 I8, I16, I32, I64, F32, F64 = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()
 TEXT, BYTES = pa.string(), pa.binary()
@@ -150,13 +151,15 @@ def checkpoint(batch: int, state: StateDescriptor) -> Checkpoint:
         batch_time_ms=0,
         watermark_ms=0,
         token=b"",
+        begins=batch == 0,
+        identity="op-1",
     )
 
 
 def admit(history: Sequence[StateDescriptor], declared: StateDescriptor, first_batch: int) -> None:
     run = OperatorConfig("q", "r2", "op", 1, b"key", [declared.to_stored()])
     entries = [checkpoint(batch, state) for batch, state in enumerate(history)]
-    require_admission(run, History(entries), first_batch, None, "here")
+    admit_start(query_of(entries), [run], first_batch, None, "here")
 
 
 def test_a_start_is_compared_with_the_checkpoint_that_it_builds_on() -> None:

@@ -93,8 +93,8 @@ class QueryHistory:
         self._histories: dict[str, History] = {}
         self._names: dict[str, str] = {}
         self._ended: set[str] = set()
-        self.begins_empty = False
-        """Whether the newest claim of a tool lets the query begin its state at a later batch than 0."""
+        self.begins_empty_for = ""
+        """Id of the query that a tool lets begin its state at a later batch than 0; empty for none."""
         self.parent: Parent | None = None
         """The parent that the newest entry names, on whichever line it is: it tells what the location's files need."""
         for entry in entries:
@@ -106,14 +106,14 @@ class QueryHistory:
                     self.parent = entry.parent
                     self._names |= {section.identity: section.uid for section in entry.sections}
                     self._ended |= set(entry.ended)
-                    self.begins_empty = False
+                    self.begins_empty_for = ""
         for entry in self._line.entries:
             self._add_sections(entry)
 
     def _claimed(self, claim: Claim) -> None:
         self._names |= claim.renames
         self._ended |= set(claim.ended)
-        self.begins_empty = claim.begins_empty or self.begins_empty
+        self.begins_empty_for = claim.query_id if claim.begins_empty else self.begins_empty_for
         if claim.follows is not None:
             self._line.go_back(claim.follows, EntryPlace(claim.number, 0))
 
@@ -138,7 +138,7 @@ class QueryHistory:
         copied._line = Line(list(self._line.entries), list(self._line.cuts))
         copied._histories = {identity: history.copy() for identity, history in list(self._histories.items())}
         copied._names, copied._ended = dict(self._names), set(self._ended)
-        copied.begins_empty, copied.parent = self.begins_empty, self.parent
+        copied.begins_empty_for, copied.parent = self.begins_empty_for, self.parent
         return copied
 
     # ---- The query's checkpoints ----
