@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.__main__ import main
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.history import History
+from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import SystemClock
-from statelog.log.entry import Claim, Entry, QueryOperators
+from statelog.log.entry import Claim
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.savepoints import spark_files as spark_files_module
 from statelog.storage import LocalStore
-from statelog.testing.query import LocalOperator
-from tests.model.engine import Engine
+from tests.model.engine import Command, command_query, command_rows
 from tests.model.operator_engine import OperatorEngine
+from tests.query_runner import QueryRunner
 
 
 def text_of(folder: str, batch: int) -> str:
@@ -61,125 +62,77 @@ def expected_files(offsets: range, commits: range) -> dict[str, str]:
     }
 
 
-MATERIALIZING = Options(
-    file_merging="across",
-    retained_checkpoints=2,
-    materialization_interval_s=0,
-    merge_fan_in=2,
-    orphan_min_age_s=0,
-    log_min_age_s=0,
-)
-
-
-@dataclass
-class NotedOperator:
-    """An operator whose checkpoints note the operators of the query."""
-
-    operator: LocalOperator
-    note: QueryOperators
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.operator, name)
-
-    def config_of(self, *arguments: Any) -> OperatorConfig:
-        return replace(self.operator.config_of(*arguments), operators=self.note)
-
-
-class SharingEngine(Engine):
-    """An operator that is at a location beside others."""
-
-    shared = ""
-
-    @property
-    def location(self) -> str:
-        return self.shared
+SMALL: dict[str, Any] = {
+    "file_merging": "across",
+    "retained_checkpoints": 2,
+    "materialization_interval_s": 0,
+    "merge_fan_in": 2,
+    "orphan_min_age_s": 0,
+    "log_min_age_s": 0,
+}
+MATERIALIZING = Options(**SMALL)
 
 
 class Operators:
-    """Operators at one location; a run of a query has the same id in all of them.
+    """A query whose checkpoints are at a location, apart from Spark's files; an operator's value is the last batch.
 
     Parameters
     ----------
     directory : Path
         Holds the location.
     options : Options
-        Of all operators.
-    is_noted : bool
-        Whether checkpoints note the query's operators; older versions did not.
-    places : dict of str to str, optional
-        What they note of operators that are elsewhere, by uid.
-    arguments
-        Of the engines.
+        Of the query.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        options: Options | None = None,
-        *,
-        is_noted: bool = True,
-        places: dict[str, str] | None = None,
-        **arguments: Any,
-    ) -> None:
-        self._directory = directory
-        self._options = options
-        self._is_noted = is_noted
-        self._places = places or {}
-        self._arguments = arguments
-        self._engines: dict[tuple[str, str], Engine] = {}
-        self._operators: dict[Engine, LocalOperator] = {}
+    def __init__(self, directory: Path, options: Options | None = None) -> None:
+        self.options = options or Options(file_merging="across", orphan_min_age_s=0)
+        self.runner = QueryRunner(directory / "scratch", self.options, location=str(directory / "location"))
 
     @property
     def location(self) -> str:
-        return str(self._directory / "location")
+        return self.runner.location
 
-    def engine(self, uid: str, query_id: str = "query") -> Engine:
-        key = (query_id, uid)
-        if key not in self._engines:
-            engine = SharingEngine(
-                self._directory / query_id / uid, lambda key: 0, query_id=query_id, uid=uid, **self._arguments
-            )
-            engine.shared = self.location
-            if self._options is not None:
-                engine.options = replace(self._options, observer=engine.crash_point)
-            self._engines[key] = engine
-            self._operators[engine] = engine.operator
-        return self._engines[key]
+    def start(self, uids: str, first: int) -> None:
+        """Start the query on new hosts; each character of `uids` is an operator."""
+        operators = [command_query(uid, lambda key: 0, self.options).operator for uid in uids]
+        self.runner.start(operators, 1, first, keep_local=False)
 
-    def run(self, run: int, uids: str, first: int, last: int, *, query_id: str = "query", action_on: str = "") -> None:
-        """Let a run of a query have checkpoints of some batches; each character of `uids` is an operator.
-
-        Only operators in `action_on` get the last batch, if that is given.
-        """
-        engines = {uid: self.engine(uid, query_id) for uid in uids}
-        for uid, engine in engines.items():
-            engine.runs = run - 1
-            engine.clock.advance(100)
-            if self._is_noted:
-                note = QueryOperators(run, dict.fromkeys(uids, self.location) | self._places)
-                engine.operator = NotedOperator(self._operators[engine], note)
-            if first == last and action_on and uid not in action_on:
-                continue  # Its first task would claim the location.
-            engine.start(1, first)
+    def run(self, uids: str, first: int, last: int, *, lacks_last: bool = False) -> None:
+        """Run some batches in a new start; the last operator may not come to the end of the last batch."""
+        self.start(uids, first)
         for batch in range(first, last + 1):
-            for uid, engine in engines.items():
-                if batch < last or not action_on or uid in action_on:
-                    engine.run_commands(batch, 0, [((1, None), ("set", batch))])
-        for engine in engines.values():
-            if hasattr(engine, "coordinator"):
-                engine.coordinator.close()
-                engine.release()
+            for uid in uids[:-1] if lacks_last and batch == last else uids:
+                self.set(uid, batch)
+        self.runner.stop()
 
-    def newest(self, uid: str) -> int:
-        log = open_log(LocalStore(self.location), uid, Options(), SystemClock())
-        latest = History(log.read()).latest
-        assert latest is not None
-        return latest.batch
+    def set(self, uid: str, batch: int) -> None:
+        """Run a batch of an operator."""
+        self._run(uid, batch, ("set", batch))
+
+    def value(self, uid: str, batch: int) -> Any:
+        """The value of an operator before a batch of the present start."""
+        [output] = self._run(uid, batch, ("read",))
+        [text] = output.column(0).to_pylist()
+        [_, [value, *_]] = json.loads(text)
+        return None if value is None else value[0]
+
+    def _run(self, uid: str, batch: int, command: Command) -> list[pa.RecordBatch]:
+        keyed = command_query(uid, lambda key: 0, self.options)
+        return self.runner.run_operator(uid, batch, command_rows(keyed, [((1, None), command)]))
+
+    @property
+    def history(self) -> QueryHistory:
+        """The checkpoints, as another process reads them."""
+        return read_history(LocalStore(self.location))
+
+    def objects(self, uid: str, pattern: str) -> list[Path]:
+        """Files of an operator that the query has."""
+        return sorted((Path(self.location) / self.history.names[uid]).glob(pattern))
 
 
 def state(directory: Path, batches: int) -> str:
     operators = Operators(directory)
-    operators.run(1, "a", 0, batches - 1)
+    operators.run("a", 0, batches - 1)
     return operators.location
 
 
@@ -199,7 +152,6 @@ def test_commits_without_state_are_taken_back(tmp_path: Path, scheme: str) -> No
     assert planned.taken_back == [2, 3]
     assert planned.removed == ["offsets/4", "offsets/3", "commits/3", "commits/2"]
     assert planned.operators == ["a"]
-    assert planned.former_operators == []
     assert spark_files(root) == expected_files(range(3), range(2))
 
 
@@ -331,144 +283,123 @@ def test_a_wrong_folder_is_an_error(tmp_path: Path) -> None:
         statelog.rewind(tmp_path)
 
 
-# ---- Several queries and operators ----
+# ---- Several operators ----
 
 
-def test_other_queries_at_the_location_do_not_count(tmp_path: Path) -> None:
+def test_state_of_another_query_at_the_location_is_none(tmp_path: Path) -> None:
     operators = Operators(tmp_path)
-    operators.run(1, "a", 0, 9)
-    operators.run(1, "b", 0, 3, query_id="other")
+    operators.run("a", 0, 9)
     spark_checkpoint(tmp_path / "own", range(11), range(10))
     done = statelog.rewind(tmp_path / "own", location=operators.location)
-    assert (done.taken_back, done.operators, done.former_operators) == ([], ["a"], [])
+    assert (done.taken_back, done.operators) == ([], ["a"])
 
-    spark_checkpoint(tmp_path / "other's", range(6), range(5), query_id="other")
-    done = statelog.rewind(tmp_path / "other's", location=operators.location)
-    assert (done.next_batch, done.taken_back, done.operators) == (4, [4], ["b"])
-
-    spark_checkpoint(tmp_path / "third", range(4), range(3), query_id="third")
-    with pytest.raises(ConfigurationError, match="holds no state of statelog that belongs to query third"):
-        statelog.rewind(tmp_path / "third", location=operators.location)
+    spark_checkpoint(tmp_path / "other", range(4), range(3), query_id="other")
+    for to in (None, 2):
+        with pytest.raises(ConfigurationError, match="holds no state of statelog that belongs to query other"):
+            statelog.rewind(tmp_path / "other", location=operators.location, to=to)
 
 
-@pytest.mark.parametrize("is_noted", [True, False])
-def test_the_operator_that_is_furthest_behind_decides(tmp_path: Path, is_noted: bool) -> None:
-    operators = Operators(tmp_path, is_noted=is_noted)
-    operators.run(1, "ab", 0, 5, action_on="a")
-    spark_checkpoint(tmp_path, range(7), range(6))
-    done = statelog.rewind(tmp_path, location=operators.location)
-    assert (done.next_batch, done.taken_back, done.operators) == (5, [5], ["a", "b"])
-
-
-@pytest.mark.parametrize("is_noted", [True, False])
-def test_a_start_in_vain_changes_nothing_of_that(tmp_path: Path, is_noted: bool) -> None:
-    """The complete operator has claimed its log, and has even a checkpoint more; the other was refused."""
-    operators = Operators(tmp_path, is_noted=is_noted)
-    operators.run(1, "ab", 0, 5, action_on="a")
-    operators.run(2, "ab", 6, 6, action_on="a")
-    spark_checkpoint(tmp_path, range(7), range(6))
-    done = statelog.rewind(tmp_path, location=operators.location)
-    assert (done.next_batch, done.taken_back, done.operators) == (5, [5], ["a", "b"])
-
-
-@pytest.mark.parametrize("is_noted", [True, False])
-def test_an_operator_that_was_removed_does_not_count(tmp_path: Path, is_noted: bool) -> None:
-    operators = Operators(tmp_path, is_noted=is_noted)
-    operators.run(1, "ab", 0, 3)
-    operators.run(2, "a", 4, 49)
-    spark_checkpoint(tmp_path, range(51), range(50))
-    done = statelog.rewind(tmp_path, location=operators.location)
-    assert (done.next_batch, done.taken_back) == (50, [])
-    assert (done.operators, done.former_operators) == (["a"], ["b"])
-
-
-@pytest.mark.parametrize("is_noted", [True, False])
-def test_an_operator_that_was_removed_while_a_batch_was_incomplete_does_not_count(
-    tmp_path: Path, is_noted: bool
-) -> None:
-    operators = Operators(tmp_path, is_noted=is_noted)
-    operators.run(1, "ab", 0, 4, action_on="a")
-    operators.run(2, "a", 5, 9)
-    spark_checkpoint(tmp_path, range(12), range(11))
-    done = statelog.rewind(tmp_path, location=operators.location)
-    assert (done.next_batch, done.taken_back) == (10, [10])
-    assert (done.operators, done.former_operators) == (["a"], ["b"])
-
-
-@pytest.mark.parametrize("is_noted", [True, False])
-def test_all_are_as_old_as_the_copy_that_was_restored(tmp_path: Path, is_noted: bool) -> None:
-    operators = Operators(tmp_path, is_noted=is_noted)
-    operators.run(1, "abc", 0, 3)
-    operators.run(2, "ab", 4, 8, action_on="b")
-    spark_checkpoint(tmp_path, range(51), range(50))
-    done = statelog.rewind(tmp_path, location=operators.location)
-    assert (done.next_batch, done.operators, done.former_operators) == (8, ["a", "b"], ["c"])
-
-
-def test_an_operator_that_no_action_has_read_decides(tmp_path: Path) -> None:
-    """It was not read in the first batch of a run, and has no trace of that; but the other's checkpoint names it."""
+def test_a_batch_that_one_operator_has_not_completed_has_no_checkpoint(tmp_path: Path) -> None:
     operators = Operators(tmp_path)
-    operators.run(1, "ab", 0, 3)
-    operators.run(2, "ab", 4, 4, action_on="a")
+    operators.run("ab", 0, 5, lacks_last=True)
+    spark_checkpoint(tmp_path, range(7), range(6))
+    done = statelog.rewind(tmp_path, location=operators.location)
+    assert (done.next_batch, done.taken_back, done.operators) == (5, [5], ["a", "b"])
+    operators.start("ab", 5)
+    assert [operators.value(uid, 5) for uid in "ab"] == [4, 4]
+
+
+def test_a_start_in_vain_changes_nothing_of_that(tmp_path: Path) -> None:
+    operators = Operators(tmp_path)
+    operators.run("ab", 0, 5, lacks_last=True)
+    with pytest.raises(StateMissingError, match=r"the newest is checkpoint 4.*rewind"):
+        operators.start("ab", 6)
+    spark_checkpoint(tmp_path, range(7), range(6))
+    done = statelog.rewind(tmp_path, location=operators.location)
+    assert (done.next_batch, done.taken_back, done.operators) == (5, [5], ["a", "b"])
+
+
+def test_a_batch_that_is_not_complete_may_be_the_first_of_a_start(tmp_path: Path) -> None:
+    operators = Operators(tmp_path)
+    operators.run("ab", 0, 3)
+    operators.run("ab", 4, 4, lacks_last=True)
     spark_checkpoint(tmp_path, range(6), range(5))
     done = statelog.rewind(tmp_path, location=operators.location)
     assert (done.next_batch, done.taken_back, done.operators) == (4, [4], ["a", "b"])
 
 
-def test_an_operator_that_was_removed_just_before_does_not_count(tmp_path: Path) -> None:
+def forget(operators: Operators, uid: str) -> None:
+    """Give up an operator of the query whose Spark files are beside the location."""
+    statelog.forget(Path(operators.location).parent, uid, location=operators.location)
+
+
+def test_an_operator_that_was_removed_does_not_count(tmp_path: Path) -> None:
+    spark_checkpoint(tmp_path, range(51), range(50))
     operators = Operators(tmp_path)
-    operators.run(1, "ab", 0, 3)
-    operators.run(2, "a", 4, 4)
+    operators.run("ab", 0, 3)
+    forget(operators, "b")
+    operators.run("a", 4, 49)
+    done = statelog.rewind(tmp_path, location=operators.location)
+    assert (done.next_batch, done.taken_back, done.operators) == (50, [], ["a"])
+
+
+def test_an_operator_that_was_removed_while_a_batch_was_incomplete_does_not_count(tmp_path: Path) -> None:
     spark_checkpoint(tmp_path, range(6), range(5))
-    done = statelog.rewind(tmp_path, location=operators.location)
-    assert (done.next_batch, done.taken_back, done.former_operators) == (5, [], ["b"])
-
-
-def test_a_run_that_has_committed_nothing_yet_knows_its_operators(tmp_path: Path) -> None:
     operators = Operators(tmp_path)
-    operators.run(1, "ab", 0, 3, action_on="a")
-    operators.run(2, "a", 4, 4)
-    spark_checkpoint(tmp_path, range(5), range(4))
+    operators.run("ab", 0, 4, lacks_last=True)
+    forget(operators, "b")
+    with pytest.raises(StateMissingError, match="the newest is checkpoint 3"):
+        operators.start("a", 5)
     done = statelog.rewind(tmp_path, location=operators.location)
-    assert (done.next_batch, done.taken_back, done.former_operators) == (4, [], ["b"])
+    assert (done.next_batch, done.taken_back, done.operators) == (4, [4], ["a"])
+    operators.start("a", 4)
+    assert operators.value("a", 4) == 3
 
 
-@pytest.mark.parametrize("is_copy", [True, False])
-def test_what_older_checkpoints_do_not_tell_is_asked_for(tmp_path: Path, is_copy: bool) -> None:
-    """Its log may be a copy; or else no action read it in the first batch of a run, or it was removed before that."""
-    if is_copy:
-        operators = behind(tmp_path, 3, is_noted=False)
-        end = 9
-    else:
-        operators = Operators(tmp_path, is_noted=False)
-        operators.run(1, "ab", 0, 3)
-        operators.run(2, "ab", 4, 4, action_on="a")
-        spark_checkpoint(tmp_path, range(6), range(5))
-        end = 4
-    with pytest.raises(ConfigurationError, match=r"'b' \(newest checkpoint 3\).*operators=\[") as caught:
-        statelog.rewind(tmp_path, location=operators.location)
-    assert caught.value.kind is ErrorKind.UID_REQUIRED
-    assert spark_files(tmp_path) == expected_files(range(end + 2), range(end + 1))
-
-    removed = statelog.rewind(tmp_path, location=operators.location, operators=["a"])
-    assert (removed.next_batch, removed.taken_back, removed.operators) == (end + 1, [], ["a"])
-    done = statelog.rewind(tmp_path, location=operators.location, operators=["b", "a"])
-    assert (done.next_batch, done.operators) == (4, ["a", "b"])
+@pytest.mark.parametrize("to", [2, 4, 6])
+def test_no_rewind_brings_an_operator_back(tmp_path: Path, to: int) -> None:
+    """It has ended on every line: it begins anew, whether the checkpoint has it or not."""
+    spark_checkpoint(tmp_path, range(9), range(8))
+    operators = Operators(tmp_path)
+    operators.run("ab", 0, 4)
+    former = operators.history.names["b"]
+    forget(operators, "b")
+    operators.run("a", 5, 7)
+    assert statelog.rewind(tmp_path, location=operators.location, to=to).operators == ["a"]
+    operators.start("ab", to + 1)
+    assert [operators.value(uid, to + 1) for uid in "ab"] == [to, None]
+    assert operators.history.names.keys() == {"a", "b"}
+    assert operators.history.names["b"] != former
 
 
-def test_operators_elsewhere_are_found(tmp_path: Path) -> None:
-    (tmp_path / "spark").mkdir()
-    here, there = (Operators(tmp_path / name, places={"b": str(tmp_path / "2" / "location")}) for name in "12")
-    here.run(1, "a", 0, 5)
-    there.run(1, "b", 0, 3)
-    spark_checkpoint(tmp_path / "spark", range(7), range(6))
-    done = statelog.rewind(tmp_path / "spark", location=here.location)
-    assert (done.next_batch, done.operators) == (4, ["a", "b"])
+def test_operators_that_were_added_after_the_checkpoint_begin_anew(tmp_path: Path) -> None:
+    spark_checkpoint(tmp_path, range(8), range(7))
+    operators = Operators(tmp_path)
+    operators.run("a", 0, 3)
+    operators.run("ab", 4, 6)
+    former = operators.history.names["b"]
+    assert statelog.rewind(tmp_path, location=operators.location, to=2).operators == ["a"]
+    operators.run("ab", 3, 4)
+    assert operators.history.names["b"] != former
+    operators.start("ab", 5)
+    assert [operators.value(uid, 5) for uid in "ab"] == [4, 4]
 
-    spark_checkpoint(tmp_path / "again", range(7), range(6))
-    shutil.rmtree(there.location)
-    with pytest.raises(ConfigurationError, match="an operator 'b', and .*2/location holds no state of it"):
-        statelog.rewind(tmp_path / "again", location=here.location)
+
+def test_all_are_as_old_as_the_copy_that_was_restored(tmp_path: Path) -> None:
+    spark_checkpoint(tmp_path, range(51), range(50))
+    operators = Operators(tmp_path)
+    operators.run("abc", 0, 3)
+    forget(operators, "c")
+    operators.run("ab", 4, 7)
+    shutil.copytree(operators.location, tmp_path / "copy")
+    operators.run("ab", 8, 12)
+    shutil.rmtree(operators.location)
+    (tmp_path / "copy").rename(operators.location)
+    done = statelog.rewind(tmp_path, location=operators.location)
+    assert (done.next_batch, done.operators) == (8, ["a", "b"])
+    operators.run("ab", 8, 12)
+    operators.start("ab", 13)
+    assert [operators.value(uid, 13) for uid in "ab"] == [12, 12]
 
 
 def set_times(root: Path, batches: range) -> None:
@@ -479,7 +410,7 @@ def set_times(root: Path, batches: range) -> None:
 
 def test_checkpoints_of_batches_that_were_taken_back_do_not_count(tmp_path: Path) -> None:
     operators = Operators(tmp_path)
-    operators.run(1, "ab", 0, 9)
+    operators.run("ab", 0, 9)
     spark_checkpoint(tmp_path, range(6), range(6))
     set_times(tmp_path, range(4, 6))
     done = statelog.rewind(tmp_path, location=operators.location)
@@ -488,7 +419,7 @@ def test_checkpoints_of_batches_that_were_taken_back_do_not_count(tmp_path: Path
 
 def test_state_of_another_copy_is_an_error(tmp_path: Path) -> None:
     operators = Operators(tmp_path)
-    operators.run(1, "ab", 0, 9)
+    operators.run("ab", 0, 9)
     spark_checkpoint(tmp_path, range(6), range(6))
     set_times(tmp_path, range(6))
     with pytest.raises(StateMissingError, match="no checkpoint of any batch that Spark has committed"):
@@ -498,8 +429,8 @@ def test_state_of_another_copy_is_an_error(tmp_path: Path) -> None:
 def test_state_that_is_ahead_of_spark_is_left_alone(tmp_path: Path) -> None:
     """Spark's checkpoint may be an older copy than anything that the log still holds."""
     operators = Operators(tmp_path, replace(MATERIALIZING, file_merging="within"))
-    operators.run(1, "a", 0, 20)
-    assert not (Path(operators.location) / "a" / "log" / f"{5:020}.log").exists()
+    operators.run("a", 0, 20)
+    assert not (Path(operators.location) / "log" / f"{5:020}.log").exists()
     spark_checkpoint(tmp_path, range(4), range(3))
     done = statelog.rewind(tmp_path, location=operators.location)
     assert (done.next_batch, done.taken_back) == (3, [])
@@ -509,7 +440,7 @@ def test_a_batch_that_spark_has_not_committed_needs_nothing(tmp_path: Path) -> N
     location = state(tmp_path, 1)
     spark_checkpoint(tmp_path, range(1), range(0))
     done = statelog.rewind(tmp_path, location=location)
-    assert (done.next_batch, done.taken_back, done.operators) == (0, [], ["a"])
+    assert (done.next_batch, done.taken_back, done.operators) == (0, [], [])
 
 
 def test_the_first_batch_is_taken_back_if_there_is_no_state(tmp_path: Path) -> None:
@@ -520,9 +451,9 @@ def test_the_first_batch_is_taken_back_if_there_is_no_state(tmp_path: Path) -> N
 
 def test_a_log_that_lost_a_file_is_damage(tmp_path: Path) -> None:
     operators = Operators(tmp_path, Options(file_merging="within"))
-    operators.run(1, "a", 0, 4)
-    (Path(operators.location) / "a" / "log" / f"{1:020}.log").unlink()
-    (Path(operators.location) / "a" / "log" / f"{2:020}.log").unlink()
+    operators.run("a", 0, 4)
+    (Path(operators.location) / "log" / f"{1:020}.log").unlink()
+    (Path(operators.location) / "log" / f"{2:020}.log").unlink()
     spark_checkpoint(tmp_path, range(7), range(6))
     with pytest.raises(CorruptionError, match="but not 2"):
         statelog.rewind(tmp_path, location=operators.location)
@@ -538,87 +469,54 @@ def test_operator_state_needs_its_newest_snapshots_only(tmp_path: Path) -> None:
     spark_checkpoint(tmp_path, range(8), range(7))
     assert statelog.rewind(tmp_path, location=engine.location, dry_run=True).next_batch == 6
 
-    [snapshot] = (Path(engine.location) / "op" / "changes").glob("*/1/5-*.snapshot")
+    [snapshot] = (Path(engine.location) / engine.identity / "changes").glob("*/1/5-*.snapshot")
     snapshot.unlink()
     with pytest.raises(StateMissingError, match="1 of its objects are gone"):
         statelog.rewind(tmp_path, location=engine.location)
 
 
-def test_named_operators_must_be_there(tmp_path: Path) -> None:
-    location = state(tmp_path, 3)
-    spark_checkpoint(tmp_path, range(4), range(4))
-    with pytest.raises(
-        ConfigurationError, match="an operator 'b', and .* holds no state of it that belongs to query query"
-    ):
-        statelog.rewind(tmp_path, location=location, operators=["a", "b"])
-    refused: tuple[Sequence[str], ...] = ("a", [])
-    for wrong in refused:
-        with pytest.raises(ConfigurationError, match="list of uids"):
-            statelog.rewind(tmp_path, location=location, operators=wrong)
-
-
-def test_a_named_operator_without_state_after_the_first_batch(tmp_path: Path) -> None:
-    location = state(tmp_path, 1)
-    spark_checkpoint(tmp_path, range(1), range(1))
-    assert statelog.rewind(tmp_path, location=location).taken_back == []
-    done = statelog.rewind(tmp_path, location=location, operators=["a", "b"])
-    assert (done.next_batch, done.taken_back) == (0, [0])
-
-
 # ---- What must still be there ----
 
 
-def behind(tmp_path: Path, batch: int, **arguments: Any) -> Operators:
-    """Two operators of one run up to batch 9, of which `b` lost what came after a batch."""
-    operators = Operators(tmp_path, **arguments)
-    operators.run(1, "ab", 0, batch)
-    location = Path(operators.location)
-    shutil.copytree(location / "b", tmp_path / "copy")
-    operators.run(1, "ab", batch + 1, 9)
-    shutil.rmtree(location / "b")
-    (tmp_path / "copy").rename(location / "b")
+def behind(tmp_path: Path, batch: int, **options: Any) -> Operators:
+    """A query with checkpoints up to batch 9, of which those after a batch are not of the batches that Spark knows."""
+    operators = Operators(tmp_path, Options(**{"file_merging": "across", "orphan_min_age_s": 0, **options}))
+    operators.run("ab", 0, 9)
     spark_checkpoint(tmp_path, range(11), range(10))
+    set_times(tmp_path, range(batch + 1, 10))
     return operators
 
 
-def test_a_copy_of_one_operator_takes_all_back(tmp_path: Path) -> None:
-    operators = behind(tmp_path, 5)
-    done = statelog.rewind(tmp_path, location=operators.location)
-    assert (done.next_batch, done.operators) == (6, ["a", "b"])
-    operators.run(2, "ab", 6, 12)
-    assert [operators.newest(uid) for uid in "ab"] == [12, 12]
-
-
-def require_nothing_changed(tmp_path: Path) -> None:
-    assert spark_files(tmp_path) == expected_files(range(11), range(10))
+def require_nothing_changed(tmp_path: Path, before: dict[str, str], operators: Operators) -> None:
+    """Neither Spark's files nor the log: the query could go on as it was."""
+    assert spark_files(tmp_path) == before
     assert not (tmp_path / "statelog-rewound").exists()
-
-
-def append_entry(location: str, uid: str, *, retained_from: int | None) -> None:
-    """Repeat the newest entry of a log, with another word on what is retained."""
-    log = open_log(LocalStore(location), uid, Options(), SystemClock())
-    entries = log.claim(lambda epoch: Claim(epoch, "query", "run-1", uid, b"t" * 16, 0))
-    latest = History(entries).latest
+    latest = operators.history.latest
     assert latest is not None
-    log.append(msgspec.structs.replace(latest, epoch=log_epoch(entries), retained_from=retained_from), [])
+    assert latest.batch == 9
+
+
+def append_entry(location: str, retained_from: int) -> None:
+    """Repeat the newest entry of a log, with another word on what is retained."""
+    log = open_log(LocalStore(location), Options(), SystemClock())
+    latest = QueryHistory(log.claim(lambda epoch: Claim(epoch, "query", "run-1", b"t" * 16, 0))).latest
+    assert latest is not None
+    log.append(msgspec.structs.replace(latest, epoch=log.epoch, retained_from=retained_from), [])
     log.close()
 
 
-def log_epoch(entries: list[Entry]) -> int:
-    return 1 + max(entry.epoch for entry in entries)
-
-
-@pytest.mark.parametrize(("retained_from", "is_kept"), [(6, False), (5, True), (None, True)])
-def test_it_does_not_go_back_beyond_what_is_retained(tmp_path: Path, retained_from: int | None, is_kept: bool) -> None:
-    operators = behind(tmp_path, 5)
-    append_entry(operators.location, "a", retained_from=retained_from)
+@pytest.mark.parametrize(("retained_from", "is_kept"), [(6, False), (5, True), (-1, True)])
+def test_it_does_not_go_back_beyond_what_is_retained(tmp_path: Path, retained_from: int, is_kept: bool) -> None:
+    operators = behind(tmp_path, 5, retained_checkpoints=10)
+    append_entry(operators.location, retained_from)
+    before = spark_files(tmp_path)
     if is_kept:
         assert statelog.rewind(tmp_path, location=operators.location).next_batch == 6
         return
     for dry_run in (True, False):
-        with pytest.raises(StateMissingError, match=r"'a'.* back to checkpoint 5, but the oldest .* is checkpoint 6"):
+        with pytest.raises(StateMissingError, match=r"back to checkpoint 5, but the oldest .* is checkpoint 6"):
             statelog.rewind(tmp_path, location=operators.location, dry_run=dry_run)
-    require_nothing_changed(tmp_path)
+    require_nothing_changed(tmp_path, before, operators)
 
 
 def delete(path: Path) -> None:
@@ -629,32 +527,36 @@ def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+@pytest.mark.parametrize("uid", ["a", "b"])
 @pytest.mark.parametrize("harm", [delete, shorten])
-def test_every_object_of_the_target_must_be_whole(tmp_path: Path, harm: Callable[[Path], None]) -> None:
-    operators = behind(tmp_path, 5, inline_budget_bytes=0)
-    location = Path(operators.location)
+def test_every_object_of_the_target_must_be_whole(tmp_path: Path, harm: Callable[[Path], None], uid: str) -> None:
+    operators = behind(tmp_path, 5, inline_budget_bytes=0, retained_checkpoints=10)
+    before = spark_files(tmp_path)
     # Its changesets are objects of their own, and the restored state is made of all of them.
-    [changeset] = (location / "a" / "changes").glob("*/0/3-*.run")
+    [changeset] = operators.objects(uid, "changes/*/0/3-*.run")
     harm(changeset)
     for dry_run in (True, False):
-        with pytest.raises(StateMissingError, match="1 of its objects are gone or too short: a/changes/") as caught:
+        with pytest.raises(
+            StateMissingError, match=f"1 of its objects are gone or too short: {uid}-.*/changes/"
+        ) as caught:
             statelog.rewind(tmp_path, location=operators.location, dry_run=dry_run)
         assert caught.value.kind is ErrorKind.OBJECT_MISSING
-    require_nothing_changed(tmp_path)
+    require_nothing_changed(tmp_path, before, operators)
 
 
 def test_the_first_checkpoint_must_be_whole_too(tmp_path: Path) -> None:
-    operators = behind(tmp_path, 0, inline_budget_bytes=0)
-    [changeset] = (Path(operators.location) / "a" / "changes").glob("*/0/0-*.run")
+    operators = behind(tmp_path, 0, inline_budget_bytes=0, retained_checkpoints=10)
+    before = spark_files(tmp_path)
+    [changeset] = operators.objects("a", "changes/*/0/0-*.run")
     changeset.unlink()
     with pytest.raises(StateMissingError, match="back to checkpoint 0, but 1 of its objects"):
         statelog.rewind(tmp_path, location=operators.location)
-    require_nothing_changed(tmp_path)
+    require_nothing_changed(tmp_path, before, operators)
 
 
 def test_objects_of_other_checkpoints_need_not_be_there(tmp_path: Path) -> None:
-    operators = behind(tmp_path, 5, inline_budget_bytes=0)
-    [changeset] = (Path(operators.location) / "a" / "changes").glob("*/0/6-*.run")
+    operators = behind(tmp_path, 5, inline_budget_bytes=0, retained_checkpoints=10)
+    [changeset] = operators.objects("a", "changes/*/0/6-*.run")
     changeset.unlink()
     assert statelog.rewind(tmp_path, location=operators.location).next_batch == 6
 
@@ -664,29 +566,26 @@ def test_objects_of_other_checkpoints_need_not_be_there(tmp_path: Path) -> None:
 def test_it_goes_back_to_what_can_be_started_or_changes_nothing(
     tmp_path: Path, batch: int, inline_budget_bytes: int
 ) -> None:
-    options = replace(MATERIALIZING, inline_budget_bytes=inline_budget_bytes)
-    operators = behind(tmp_path, batch, options=options)
+    operators = behind(tmp_path, batch, **{**SMALL, "inline_budget_bytes": inline_budget_bytes})
+    before = spark_files(tmp_path)
     try:
         done = statelog.rewind(tmp_path, location=operators.location)
     except StateMissingError:
         assert batch < 8, "two checkpoints are retained"
-        require_nothing_changed(tmp_path)
+        require_nothing_changed(tmp_path, before, operators)
         return
-    assert batch > 1, "the runs of that checkpoint are deleted"
+    assert batch == 8
     assert done.next_batch == batch + 1
-    for uid in "ab":
-        engine = operators.engine(uid)
-        engine.start(1, batch + 1, keep_local=False)
-        [(_, [value, *_])] = engine.run_commands(batch + 1, 0, [((1, None), ("read",))])
-        assert value == [batch]
+    operators.start("ab", batch + 1)
+    assert [operators.value(uid, batch + 1) for uid in "ab"] == [batch, batch]
 
 
 def test_it_notices_whatever_a_restart_would_miss(tmp_path: Path) -> None:
     """Each object in turn is a byte shorter: it is refused, or the restart does not need it."""
-    operators = behind(tmp_path, 8, options=replace(MATERIALIZING, inline_budget_bytes=0))
+    operators = behind(tmp_path, 8, **{**SMALL, "inline_budget_bytes": 0})
     kinds: set[str] = set()
     location = Path(operators.location)
-    objects = [path for kind in ("runs", "changes") for path in (location / "a" / kind).rglob("*.run")]
+    objects = [path for kind in ("runs", "changes") for path in operators.objects("a", f"{kind}/**/*.run")]
     for place, path in enumerate(objects):
         healthy = path.read_bytes()
         shorten(path)
@@ -698,42 +597,168 @@ def test_it_notices_whatever_a_restart_would_miss(tmp_path: Path) -> None:
             kinds.add(name.parts[1])
             path.write_bytes(healthy)
             continue
-        copy = tmp_path / f"restart-{place}"
-        shutil.copytree(location, copy / "location")
-        engine = Operators(copy).engine("a")
-        engine.start(1, 9, keep_local=False)
-        [(_, [value, *_])] = engine.run_commands(9, 0, [((1, None), ("read",))])
-        assert value == [8]
-        engine.release()
+        restarted = Operators(tmp_path / f"restart-{place}", operators.options)
+        shutil.copytree(location, restarted.location)
+        restarted.start("ab", 9)
+        assert restarted.value("a", 9) == 8
+        restarted.runner.release()
         path.write_bytes(healthy)
     assert kinds == {"runs", "changes"}, "the state is in both"
 
 
 def test_the_first_batch_needs_no_checkpoint(tmp_path: Path) -> None:
     operators = Operators(tmp_path, MATERIALIZING)
-    operators.run(1, "ab", 0, 0, action_on="a")
+    operators.run("ab", 0, 0, lacks_last=True)
     spark_checkpoint(tmp_path, range(2), range(1))
-    done = statelog.rewind(tmp_path, location=operators.location, operators=["a", "b"])
+    done = statelog.rewind(tmp_path, location=operators.location)
     assert (done.next_batch, done.taken_back) == (0, [0])
+
+
+# ---- Deaths ----
+
+
+class Killed(BaseException):
+    """The process dies."""
+
+
+@dataclass
+class Kill:
+    """A death at one of the changes that a process makes, before or after its effect."""
+
+    at: int
+    is_after: bool
+    changes: int = 0
+
+    def around(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that changes something, and in which the process may die."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            self.changes += 1
+            if self.changes == self.at and not self.is_after:
+                raise Killed
+            result = change(*arguments, **named)
+            if self.changes == self.at:
+                raise Killed
+            return result
+
+        return run
+
+
+def next_batch(root: Path) -> int:
+    """The batch that Spark would run first: its newest, unless that is committed."""
+    newest = [max(int(path.name) for path in (root / name).glob("[0-9]*")) for name in ("offsets", "commits")]
+    return newest[0] + (newest[0] == newest[1])
+
+
+CHANGES = [(LocalStore, "put_if_absent"), (LocalStore, "append"), (LocalStore, "delete"), (Path, "rename")]
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("to", [None, 2])
+def test_until_an_interrupted_call_is_repeated_no_other_state_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: int | None, is_after: bool
+) -> None:
+    """The log says first that the query goes back. Then a start is refused, or it repeats the right batch."""
+    whole = tmp_path / "whole"
+    spark_checkpoint(whole, range(7), range(6))
+    made = Operators(whole)
+    made.run("ab", 0, 5, lacks_last=True)
+    refused: list[int] = []
+    target = 4 if to is None else to
+    for number in itertools.count(1):
+        root = tmp_path / str(number)
+        shutil.copytree(whole, root)
+        operators = Operators(root)
+        operators.runner.runs = 1
+        kill = Kill(number, is_after)
+        with monkeypatch.context() as patched:
+            for owner, name in CHANGES:
+                patched.setattr(owner, name, kill.around(getattr(owner, name)))
+            try:
+                statelog.rewind(root, location=operators.location, to=to)
+            except Killed:
+                pass
+            else:
+                break
+        shutil.copytree(root, root / "started")
+        started = Operators(root / "started")
+        started.runner.runs = 2
+        wanted = next_batch(root)
+        try:
+            started.start("ab", wanted)
+        except StateMissingError:
+            refused.append(wanted)
+        else:
+            assert wanted == target + 1
+            assert [started.value(uid, wanted) for uid in "ab"] == [target, target]
+        moved = (root / "statelog-rewound").exists()
+        latest = operators.history.latest
+        assert latest is not None
+        assert not moved or latest.batch == target, "the claim comes first"
+        assert statelog.rewind(root, location=operators.location, to=to).next_batch == target + 1
+        assert next_batch(root) == target + 1
+        assert spark_files(root) == expected_files(range(target + 2), range(target + 1))
+        operators.run("ab", target + 1, 8)
+        operators.start("ab", 9)
+        assert [operators.value(uid, 9) for uid in "ab"] == [8, 8]
+    assert number > (6 if to is None else 12)
+    assert len(refused) >= number // 3, "before the commits are moved"
+
+
+def test_a_query_that_goes_on_meanwhile_is_not_rewound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another start has repeated the batch between the look at the log and the claim."""
+    operators = behind(tmp_path, 8, retained_checkpoints=10)
+    files = spark_files(tmp_path)
+    put = LocalStore.put_if_absent
+    others: list[str] = []
+
+    def put_later(store: LocalStore, name: str, data: bytes) -> bool:
+        if not others:
+            others.append(name)
+            operators.run("ab", 8, 9)
+        return put(store, name, data)
+
+    monkeypatch.setattr(LocalStore, "put_if_absent", put_later)
+    with pytest.raises(StateMissingError, match="checkpoint 8 was replaced meanwhile"):
+        statelog.rewind(tmp_path, location=operators.location)
+    assert spark_files(tmp_path) == files
+
+
+# ---- What was taken back ----
+
+
+def test_later_checkpoints_are_read_by_the_names_of_pins_only(tmp_path: Path) -> None:
+    spark_checkpoint(tmp_path, range(8), range(7))
+    operators = Operators(tmp_path, replace(MATERIALIZING, retained_checkpoints=10))
+    operators.run("ab", 0, 6)
+    pins = {batch: statelog.pin(operators.location, at=batch, lasts_s=None, owner="audit").name for batch in (4, 6)}
+    statelog.rewind(tmp_path, location=operators.location, to=5)
+    for batches in ([], [6, 7]):
+        if batches:
+            operators.run("ab", 6, 7)
+        for uid in "ab":
+            for batch, pin in pins.items():
+                rows = statelog.read_state(operators.location, uid, state="value", at=pin).read_all()
+                assert rows["value_field"].to_pylist() == [batch]
+            assert statelog.read_state(operators.location, uid, state="value", at=4).read_all().num_rows == 1
+        assert [info.batch for info in statelog.list_pins(operators.location)] == [4, 6]
+        if not batches:
+            with pytest.raises(StateMissingError, match="no checkpoint 6"):
+                statelog.read_state(operators.location, "a", state="value", at=6)
 
 
 # ---- The command ----
 
 
-def test_the_command_names_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    operators = Operators(tmp_path, is_noted=False)
-    operators.run(1, "ab", 0, 3)
-    operators.run(2, "ab", 4, 4, action_on="a")
+def test_the_command_shows_what_it_has_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    operators = Operators(tmp_path)
+    operators.run("ab", 0, 4, lacks_last=True)
     spark_checkpoint(tmp_path, range(6), range(5))
-    arguments = ["rewind", str(tmp_path), "--location", operators.location]
-    assert main(arguments) == 1
-    assert "operators=[...]" in capsys.readouterr().err
-    assert main([*arguments, "--operator", "a", "--operator", "b", "--json"]) == 0
+    assert main(["rewind", str(tmp_path), "--location", operators.location, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "next_batch": 4,
         "taken_back": [4],
         "removed": ["offsets/5", "commits/4"],
         "moved_to": str(tmp_path / "statelog-rewound" / "1"),
         "operators": ["a", "b"],
-        "former_operators": [],
     }
