@@ -24,7 +24,7 @@ from statelog.local.materializer import MaintenanceRequest
 from statelog.local.policy import MergePolicy
 from statelog.log.entry import Checkpoint, Section
 from statelog.log.references import BaseRange, SegmentRef
-from statelog.metrics import CheckpointMetrics, Measurements, Recorded
+from statelog.metrics import CheckpointMetrics, Measurements, Recorded, RestoreMetrics
 from statelog.runs.times import NO_TIME_MS
 
 
@@ -88,6 +88,14 @@ class ActiveOperator:
     def before(self) -> Checkpoint | None:
         """The checkpoint before the batch in progress; None if the operator begins with that batch."""
         return None if self._number == self.begins_at else self._history().at(self._number - 1)
+
+    def report_restore(self, first_batch: int, entries: int, log_s: float) -> None:
+        """Report to the observer that the start has read the log: `entries` of them in `log_s` seconds."""
+        run = self.config
+        begins = self.begins_at is not None
+        run.options.observer.restore(
+            RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, entries, log_s, begins)
+        )
 
     # ---- Batches ----
 

@@ -227,6 +227,17 @@ def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     )
 
 
+def foreign_task(task: TaskId, name: str) -> ConfigurationError:
+    """The error for a task of an operator that is not in the start's roster."""
+    return ConfigurationError(
+        f"{name}: a task of operator '{task.uid}' ran in query {task.query_id}, which was started without this"
+        " operator.",
+        kind=ErrorKind.STALE_DATAFRAME,
+        hint="Use a streaming DataFrame only in the query that it was built for, and give each operator a uid of its"
+        " own.",
+    )
+
+
 def incomplete_batch(
     batch: int, current: Batch | None, roster: Sequence[OperatorConfig], name: str
 ) -> StateMissingError:

@@ -1,4 +1,4 @@
-"""Makes an operator's section of a log entry of the acks of a batch."""
+"""Makes a log entry of the acks of a batch: a section for each operator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import AcceptedAck
+from statelog.checkpoint.batch import AcceptedAck, Batch
 from statelog.checkpoint.garbage import Inventory
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.errors import StorageError
 from statelog.local.restore import read_segment
-from statelog.log.entry import Checkpoint, Section, Settings
+from statelog.log.entry import Checkpoint, Parent, QueryCheckpoint, Section, Settings
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.log_fields import get_logger
 from statelog.runs.evolution import recorded_schema
@@ -20,6 +21,44 @@ from statelog.runs.schema import StateSchema
 from statelog.storage import Store
 
 _log: Final = get_logger(__name__)
+
+
+def compose_entry(
+    batch: Batch,
+    run: OperatorConfig,
+    history: QueryHistory,
+    sections: list[Section],
+    *,
+    epoch: int,
+    token: bytes,
+    log_start: int,
+    retained_from: int,
+    parent: Parent | None,
+) -> QueryCheckpoint:
+    """Build the entry of a batch with a section for each operator: its first one, or the next revision.
+
+    `run` is any operator of the start, `history` has the batches before. `token` is 16 unique bytes. `log_start` is the
+    number of the first log file with a needed entry, `retained_from` the oldest batch that can be restored.
+    """
+    before, former = history.at(batch.number - 1), batch.durable
+    return QueryCheckpoint(
+        epoch=epoch,
+        batch=batch.number,
+        revision=0 if former is None else former.revision + 1,
+        id=token if former is None else former.id,
+        follows=b"" if before is None else before.id,
+        query_id=run.query_id,
+        run_id=run.run_id,
+        token=token,
+        batch_time_ms=batch.time.time_ms,
+        watermark_ms=batch.time.watermark_ms,
+        sections=sections,
+        log_start=log_start,
+        retained_from=retained_from,
+        parent=parent,
+        ended=history.ended,
+        cuts=list(history.cuts),
+    )
 
 
 def compose_section(

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from statelog.checkpoint.active_operator import ActiveOperator
 from statelog.checkpoint.admission import (
     OperatorConfig,
-    admit,
     incomplete_batch,
     require_distinct,
     require_own_partition,
@@ -20,7 +19,7 @@ from statelog.checkpoint.admission import (
     stale_task,
 )
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime, InlineBudget
-from statelog.checkpoint.commit import rewrite_snapshots
+from statelog.checkpoint.commit import compose_entry, rewrite_snapshots
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.protocol import (
     Ack,
@@ -38,16 +37,15 @@ from statelog.checkpoint.protocol import (
     Witness,
 )
 from statelog.checkpoint.query_history import QueryHistory
-from statelog.checkpoint.views import given_base
+from statelog.checkpoint.query_start import QueryStart
 from statelog.clock import Clock
-from statelog.errors import ConfigurationError, ErrorKind, FencedError, StatelogError, StorageError
+from statelog.errors import FencedError, StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry, QueryCheckpoint, Section
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, QueryCheckpoint, Section
 from statelog.log.numbered import NumberedLog
-from statelog.log.open import new_identity
-from statelog.log.references import BaseRange, StoredRun
+from statelog.log.references import StoredRun
 from statelog.log_fields import get_logger
-from statelog.metrics import Measurements, Recorded, RestoreMetrics, Step
+from statelog.metrics import Measurements, Recorded, Step
 from statelog.options import Options
 from statelog.storage import Store
 
@@ -94,11 +92,20 @@ class Coordinator:
         self._new_token = new_token
         self._batch_time = batch_time
         self._measurements = measurements
-        self._slots = slots
-        self._merge_policy = merge_policy
         self._least_log_bytes = merge_policy.small_log_bytes
         self._inventory = Inventory(store, location, options, clock, deletes_in_background=deletes_in_background)
         self._subtasks = sum(config.parallelism for config in roster)
+        self._start = QueryStart(
+            self._roster,
+            location,
+            batch_time=batch_time,
+            new_token=new_token,
+            inventory=self._inventory,
+            clock=clock,
+            slots=slots,
+            merge_policy=merge_policy,
+            inline_bytes=self._options.inline_bytes(self._subtasks),
+        )
         self._stores_output = any(config.stores_output for config in roster)
         self._operators: dict[str, ActiveOperator] = {}
         self._retained_from = INITIAL_BATCH
@@ -130,7 +137,7 @@ class Coordinator:
 
     def beginning(self, first_batch: int) -> set[str]:
         """The operators that begin their state with this batch if :meth:`open` comes next; raises as :func:`admit`."""
-        return {config.uid for config in self._roster} - self._admit(self._log.read(), first_batch).keys()
+        return {config.uid for config in self._roster} - self._start.admit(self._log.read(), first_batch).keys()
 
     def open(
         self,
@@ -145,103 +152,38 @@ class Coordinator:
 
         For operators that begin their state, `given` has materialized state by uid and subtask, and `initial_rows` the
         objects with rows of an initial state, by uid and then one for each subtask, empty for one without rows;
-        `identities` has those that were made for them, by uid.
-        `keeps` decides, once no other start can write any more, whether the stored checkpoint of the first batch stays;
-        otherwise that batch is computed, again or for the first time. Raises the errors of :func:`admit`, and
-        StorageError if the log cannot be read.
+        `identities` has those that were made for them, by uid. `keeps` decides, once no other start can write any more,
+        whether the stored checkpoint of the first batch stays; otherwise that batch is computed, again or for the first
+        time. Raises the errors of :func:`admit`, and StorageError if the log cannot be read.
         """
         started_s = self._clock.monotonic_s()
         # A start that may not use the location must not fence off the one that owns it: look before claiming.
-        self._admit(self._log.read(), first_batch)
+        self._start.admit(self._log.read(), first_batch)
         entries = self._log.claim(self._make_claim)
         if keeps(QueryHistory(entries)):
             _log.info("%s: batch %d is repeated, and its stored output is read again", self._location, first_batch)
             self.kept_batch = first_batch
             first_batch += 1
-        known = self._admit(entries, first_batch)
+        known = self._start.admit(entries, first_batch)
         names = [run.name for of in (given or {}).values() for runs in of.values() for run in runs]
         self._inventory.open(entries, self._epoch, self._roster[0].run_id, self._clock, names)
         self._inventory.points.open(self.history, first_batch)
         self._retained_from = self.history.retained_from if known else first_batch - 1
         for config in self._roster:
             self._operators[config.uid] = (
-                self._continued(config, known[config.uid], first_batch)
+                self._start.go_on(config, known[config.uid], first_batch)
                 if config.uid in known
-                else self._begun_operator(config, (identities or {}).get(config.uid), first_batch, given or {})
+                else self._start.begin(
+                    config, (identities or {}).get(config.uid), first_batch, (given or {}).get(config.uid, {})
+                )
             )
         self._inventory.work_for([operator.identity for operator in self._operators.values()])
         for uid, objects in (initial_rows or {}).items():
             if self._operators[uid].begins_at is not None:
                 self._operators[uid].offer_initial_rows(objects)
         log_s = self._clock.monotonic_s() - started_s
-        for config in self._roster:
-            begins = config.uid not in known
-            config.options.observer.restore(
-                RestoreMetrics(
-                    config.query_id, config.uid, first_batch, config.parallelism, len(entries), log_s, begins
-                )
-            )
-
-    def _admit(self, entries: Sequence[Entry], first_batch: int) -> dict[str, str]:
-        before = first_batch - 1
-        return admit(QueryHistory(entries), self._roster, first_batch, self._known_time_ms(before), self._location)
-
-    def _known_time_ms(self, batch: int) -> int | None:
-        """Spark's time of a batch before this start; None if there was none, or Spark has forgotten it."""
-        try:
-            return None if batch < 0 else self._batch_time(batch).time_ms
-        except FencedError:
-            return None
-
-    def _continued(self, config: OperatorConfig, identity: str, first_batch: int) -> ActiveOperator:
-        before = self.history.histories[identity].at(first_batch - 1)
-        return self._activated(config, identity, before, first_batch, begins_at=None, given=None)
-
-    def _begun_operator(
-        self,
-        config: OperatorConfig,
-        identity: str | None,
-        first_batch: int,
-        given: Mapping[str, Mapping[int, Sequence[StoredRun]]],
-    ) -> ActiveOperator:
-        """An operator that begins its state with a batch, anew whenever the batch is repeated."""
-        identity = identity or new_identity(config.uid, self._new_token())
-        base: list[BaseRange] | None = None
-        if config.has_keys and given.get(config.uid):
-            base = given_base(identity, config.parallelism, first_batch - 1, given[config.uid])
-        if first_batch > 0:
-            state = "with the state of its initialTables" if base else "empty"
-            name = self._name_of(config)
-            _log.info("%s: it is new in the query as of batch %d, and starts %s", name, first_batch, state)
-        return self._activated(config, identity, None, first_batch, begins_at=first_batch, given=base)
-
-    def _name_of(self, config: OperatorConfig) -> str:
-        return f"operator '{config.uid}' at {self._location}"
-
-    def _activated(
-        self,
-        config: OperatorConfig,
-        identity: str,
-        before: Checkpoint | None,
-        first_batch: int,
-        *,
-        begins_at: int | None,
-        given: Sequence[BaseRange] | None,
-    ) -> ActiveOperator:
-        return ActiveOperator(
-            config,
-            identity,
-            before,
-            name=self._name_of(config),
-            first_batch=first_batch,
-            begins_at=begins_at,
-            given=given,
-            inventory=self._inventory,
-            clock=self._clock,
-            slots=self._slots,
-            merge_policy=self._merge_policy,
-            inline_bytes=self._options.inline_bytes(self._subtasks),
-        )
+        for operator in self._operators.values():
+            operator.report_restore(first_batch, len(entries), log_s)
 
     def _make_claim(self, epoch: int) -> Claim:
         self._epoch = epoch
@@ -267,13 +209,7 @@ class Coordinator:
         operator = self._operators.get(task.uid)
         if operator is not None and task.instance in ("", operator.config.instance):
             return operator
-        raise ConfigurationError(
-            f"{self._location}: a task of operator '{task.uid}' ran in query {task.query_id}, which was started without"
-            " this operator.",
-            kind=ErrorKind.STALE_DATAFRAME,
-            hint="Use a streaming DataFrame only in the query that it was built for, and give each operator a uid of"
-            " its own.",
-        )
+        raise foreign_task(task, self._location)
 
     def _is_kept(self, batch: int) -> bool:
         with self._lock:
@@ -464,7 +400,17 @@ class Coordinator:
             section, own_payload = operator.section(batch.operators[uid], acks[uid], ranges, sum(map(len, payload)))
             sections.append(section)
             payload += own_payload
-        entry = self._entry(batch, sections, log_start=log_start, retained_from=oldest)
+        entry = compose_entry(
+            batch,
+            self._roster[0],
+            self.history,
+            sections,
+            epoch=self._epoch,
+            token=self._new_token(),
+            log_start=self._log.number if log_start is None else log_start,
+            retained_from=oldest,
+            parent=self._inventory.parent.to_name(),
+        )
         files_before = self._log.files_made
         self._inventory.gate.doubt(entry)
         try:
@@ -500,34 +446,14 @@ class Coordinator:
             operator.publish(metrics, acks[section.uid])
         with self._lock:
             self._inventory.release(durable, oldest, self._log, changes_from)
-            base_bytes = sum(operator.policy.schedule.base_bytes for operator in self._operators.values())
-            self._inventory.find_log_holder(
-                oldest, max(self._options.max_log_to_base * base_bytes, self._least_log_bytes)
-            )
+            self._inventory.find_log_holder(oldest, self._most_log_bytes)
 
-    def _entry(
-        self, batch: Batch, sections: list[Section], *, log_start: int | None, retained_from: int
-    ) -> QueryCheckpoint:
-        """The entry of a batch: its first one, or the next revision."""
-        run, before, token = self._roster[0], self.history.at(batch.number - 1), self._new_token()
-        return QueryCheckpoint(
-            epoch=self._epoch,
-            batch=batch.number,
-            revision=0 if batch.durable is None else batch.durable.revision + 1,
-            id=token if batch.durable is None else batch.durable.id,
-            follows=b"" if before is None else before.id,
-            query_id=run.query_id,
-            run_id=run.run_id,
-            token=token,
-            batch_time_ms=batch.time.time_ms,
-            watermark_ms=batch.time.watermark_ms,
-            sections=sections,
-            log_start=self._log.number if log_start is None else log_start,
-            retained_from=retained_from,
-            parent=self._inventory.parent.to_name(),
-            ended=self.history.ended,
-            cuts=list(self.history.cuts),
-        )
+    def _most_log_bytes(self, identity: str) -> float:
+        """How much of the log an operator may hold back before it has to materialize its state."""
+        operators = self._operators.values()
+        base_bytes = sum(operator.policy.schedule.base_bytes for operator in operators)
+        factor = next(one.config.options.max_log_to_base for one in operators if one.identity == identity)
+        return max(factor * base_bytes, self._least_log_bytes)
 
     def _step(self, step: Step, batch: Batch) -> None:
         observers = {id(config.options.observer): config.options.observer for config in self._roster}

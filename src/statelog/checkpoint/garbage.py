@@ -383,13 +383,20 @@ class Inventory:
             self.deleter.delete(orphans)
         self._store.remove_unfinished("", clock.now_s() - min_age_s)
 
-    def add(self, entry: QueryCheckpoint, repeated: Mapping[str, BaseMap], payload_bytes: int) -> None:
+    def add(
+        self,
+        entry: QueryCheckpoint,
+        repeated: Mapping[str, BaseMap],
+        payload_bytes: int,
+        *,
+        may_replace: bool = False,
+    ) -> None:
         """Count the files of a durable checkpoint, and drop those of the checkpoints that it replaces.
 
         `repeated` has the base maps that its sections repeat, by operator; `payload_bytes` is the entry's size without
-        the index.
+        the index; `may_replace` is that of :meth:`Line.add`.
         """
-        replaced = self.query.add(entry)
+        replaced = self.query.add(entry, may_replace=may_replace)
         self._entry_bytes[entry.batch] = payload_bytes
         for section in entry.sections:
             record = self.query.histories[section.identity].latest_record
@@ -443,8 +450,11 @@ class Inventory:
         log.forget(log_files)
         self.deleter.delete([*log_files, *released])
 
-    def find_log_holder(self, oldest: int, most_bytes: float) -> None:
-        """See whether one operator alone keeps more than `most_bytes` of the log; `oldest` as in :meth:`release`."""
+    def find_log_holder(self, oldest: int, most_bytes: Callable[[str], float]) -> None:
+        """See whether one operator alone keeps more of the log than it may; `oldest` as in :meth:`release`.
+
+        `most_bytes` gives an operator's limit.
+        """
         entries = self.query.entries
         self._entry_bytes = {entry.batch: self._entry_bytes.get(entry.batch, 0) for entry in entries}
         histories = self.query.histories
@@ -453,7 +463,7 @@ class Inventory:
         if len(needed) > 1:
             (first, identity), (second, _) = needed[:2]
             held_bytes = sum(size for batch, size in self._entry_bytes.items() if first <= batch < second)
-            if held_bytes > most_bytes:
+            if held_bytes > most_bytes(identity):
                 self._log_holder = identity, second
 
     def needed_by(self, identity: str) -> int | None:

@@ -374,6 +374,8 @@ class StandingPins:
         self._behind: set[str] = set()
         self._consumers_from: dict[str, int] = {}
         self._seen_through = INITIAL_BATCH - 1
+        self.oldest_place = EntryPlace(0, 0)
+        """No pin means an entry in front of this place that had been taken back when the pins were listed."""
         # Of all objects that pins name; None while a pin cannot be read. Replaced as a whole: other threads look here.
         self._names: frozenset[str] | None = frozenset()
 
@@ -413,6 +415,8 @@ class StandingPins:
         self._consumers_from = consumers
         if latest is not None:
             self._seen_through = latest.batch
+            places = [pin.place for pin in standing.values()]
+            self.oldest_place = EntryPlace(0, 0) if unreadable else min([latest.place, *places])
         return over
 
     def _is_behind(self, name: str, pin: Pin, query: QueryHistory) -> bool:
@@ -451,11 +455,6 @@ class StandingPins:
         """
         unseen = INITIAL_BATCH if self._unreadable else self._seen_through + 1
         return min(self._consumers_from.get(identity, unseen), unseen)
-
-    @property
-    def oldest_place(self) -> EntryPlace | None:
-        """The place of the first entry that a pin means; None if there is none."""
-        return min((pin.place for pin in self._pins.values()), default=None)
 
     def need(self, name: str) -> bool:
         """Whether a standing pin, or one that cannot be read, needs an object."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from msgspec.structs import replace
+
 from statelog.checkpoint.history import History, Record
 from statelog.clock import SystemClock
 from statelog.errors import CorruptionError, ErrorKind
@@ -31,14 +33,23 @@ class Line:
     """Oldest first, of successive batches."""
     cuts: list[Cut] = field(default_factory=list)
     """What was taken back: entries of batches after a cut's, in front of its place. In order of batches and places."""
+    retained_from: int = INITIAL_BATCH
+    """The oldest batch whose files have not been given up, not even by an entry that was taken back since."""
 
-    def add(self, entry: QueryCheckpoint) -> None:
-        """Let a later entry count, in place of those of its own batch and of later ones."""
+    def add(self, entry: QueryCheckpoint, *, may_replace: bool = False) -> None:
+        """Let a later entry count, in place of those of its own batch and of later ones.
+
+        It `may_replace` one that is not known, because nobody saw its write succeed.
+        """
         if not self.entries:
             for cut in entry.cuts:
                 self._note(cut)
+            may_replace = True  # what it replaced may be deleted
         self.cut(entry.batch - 1, entry.place)
+        if may_replace:
+            self._note(Cut(entry.batch - 1, entry.place))
         self.entries.append(entry)
+        self.retained_from = max(self.retained_from, entry.retained_from)
 
     def go_back(self, checkpoint_id: bytes, place: EntryPlace) -> None:
         """Let a checkpoint end the line, none if `checkpoint_id` is empty; a claim at `place` says so."""
@@ -53,6 +64,7 @@ class Line:
         while self.entries and self.entries[-1].batch > batch:
             self.entries.pop()
         self._note(Cut(batch, place))
+        self.retained_from = min(self.retained_from, batch)
 
     def _note(self, cut: Cut) -> None:
         # A later cut at an earlier batch takes back all that the former one does.
@@ -117,16 +129,21 @@ class QueryHistory:
         if claim.follows is not None:
             self._line.go_back(claim.follows, EntryPlace(claim.number, 0))
 
-    def add(self, entry: QueryCheckpoint) -> list[Record]:
-        """Add a later entry; return the operators' records that it replaces, newest first."""
+    def add(self, entry: QueryCheckpoint, *, may_replace: bool = False) -> list[Record]:
+        """Add a later entry; return the operators' records that it replaces, newest first.
+
+        `may_replace` is that of :meth:`Line.add`.
+        """
         replaced = [record for history in self._histories.values() for record in history.cut(entry.batch - 1)]
-        self._line.add(entry)
+        self._line.add(entry, may_replace=may_replace)
         self.parent = entry.parent
         self._names |= {section.identity: section.uid for section in entry.sections}
         self._add_sections(entry)
         return replaced
 
     def _add_sections(self, entry: QueryCheckpoint) -> None:
+        if entry is self.latest:
+            entry = replace(entry, retained_from=self.retained_from)
         for section in entry.sections:
             if section.identity not in self._ended:
                 history = self._histories.setdefault(section.identity, History())
@@ -135,7 +152,7 @@ class QueryHistory:
     def copy(self) -> QueryHistory:
         """The history as it is now."""
         copied = QueryHistory()
-        copied._line = Line(list(self._line.entries), list(self._line.cuts))
+        copied._line = Line(list(self._line.entries), list(self._line.cuts), self._line.retained_from)
         copied._histories = {identity: history.copy() for identity, history in list(self._histories.items())}
         copied._names, copied._ended = dict(self._names), set(self._ended)
         copied.begins_empty_for, copied.parent = self.begins_empty_for, self.parent
@@ -150,8 +167,8 @@ class QueryHistory:
 
     @property
     def retained_from(self) -> int:
-        """The oldest batch that can be restored, by the newest entry; files that only older ones need may be gone."""
-        return INITIAL_BATCH if self.latest is None else self.latest.retained_from
+        """The oldest batch that can be restored; files that only older ones need may be gone."""
+        return self._line.retained_from
 
     @property
     def entries(self) -> Sequence[QueryCheckpoint]:
@@ -188,10 +205,10 @@ class QueryHistory:
         """
         return self._line.has(batch, token, place)
 
-    def drop_cuts(self, before: EntryPlace | None) -> None:
-        """Forget what was taken back if no name of an entry in front of `before`, or of any if None, is stored."""
+    def drop_cuts(self, before: EntryPlace) -> None:
+        """Forget what was taken back if no name of an entry in front of `before` is stored."""
         oldest = self._line.entries[0].place if self._line.entries else _START
-        self._line.drop_cuts(oldest if before is None else min(before, oldest))
+        self._line.drop_cuts(min(before, oldest))
 
     # ---- Operators ----
 

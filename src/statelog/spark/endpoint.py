@@ -348,11 +348,14 @@ _QUERY_OPTIONS: Final = (
     "inline_budget_bytes",
     "log_min_age_s",
     "orphan_min_age_s",
+    "upload_attempts",
+    "upload_timeout_s",
+    "upload_retry_delay_s",
     "driver_timeout_s",
     "heartbeat_s",
     "placement",
 )
-"""The options that all operators of a query share: those of its log, its batches and its calls."""
+"""The options that all operators of a query share: those of its log, its store, its batches and its calls."""
 
 
 def query_options(plans: Sequence[OperatorPlan]) -> Options:
