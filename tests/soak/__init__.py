@@ -6,9 +6,10 @@ hosts its attempts run, which process is killed when, which call of the store fa
 settings, when a savepoint is taken or a branch made, and another query goes on from it. A life that fails can be
 repeated alone.
 
-There are two lanes. In the *engine* lane everything below Spark is real: driver and workers are processes that talk
+There are three lanes. In the *engine* lane everything below Spark is real: driver and workers are processes that talk
 through the RPC server, and only Spark's part (numbering batches and attempts, trying again, starting anew) is played,
-by :mod:`tests.soak.engine`; it runs thousands of batches in minutes. In the *spark* lane a real query runs, and its
+by :mod:`tests.soak.engine`; it runs thousands of batches in minutes. In the *queries* lane the same is done with
+queries of several operators. In the *spark* lane a real query runs, and its
 Python driver, its JVM and its Python workers are killed.
 
 | module | job |
@@ -18,6 +19,7 @@ Python driver, its JVM and its Python workers are killed.
 | servers | what those processes do: the driver, a worker, and a tool that looks at what is stored |
 | cluster | the processes of one query, and the attempts of a batch |
 | engine | a life in the engine lane: Spark's part, and the comparison |
+| query_servers, query_lane | the processes, and a life, in the queries lane |
 | spark_lane | a life in the spark lane |
 | report | counters |
 | plants | defects that the soak must find: guards taken away, one at a time |

@@ -10,18 +10,20 @@ import secrets
 import signal
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from typing import Final
 
 from tests.soak.engine import Life
 from tests.soak.moves import MOODS
 from tests.soak.plants import PLANTS
-from tests.soak.report import Report
+from tests.soak.query_lane import QueryLife
+from tests.soak.report import AnyLife, Report
 from tests.soak.spark_lane import SparkLife
 
-LANES: Final = ("engine", "spark")
-SHARES: Final = {"engine": 0.75, "spark": 0.25}
-"""Of the time, when both run in turns."""
+LANES: Final = ("engine", "queries", "spark")
+SHARES: Final = {"engine": 0.5, "queries": 0.25, "spark": 0.25}
+"""Of the time, when all run in turns."""
 
 
 def main() -> int:
@@ -30,8 +32,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="for how long")
     parser.add_argument("--seed", type=int, default=None, help="repeats what was drawn at random")
     parser.add_argument("--life", type=int, default=None, help="only this life, once: repeats a failure")
-    parser.add_argument("--lane", choices=["both", *LANES], default="both")
-    parser.add_argument("--mood", choices=list(MOODS), default=None, help="of all runs in the engine lane")
+    parser.add_argument("--lane", choices=["all", *LANES], default="all")
+    parser.add_argument("--mood", choices=list(MOODS), default=None, help="of all runs, but not in the spark lane")
     parser.add_argument("--plant", choices=list(PLANTS), default=None, help="a defect that must be found")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # processes are ended then, too
@@ -44,20 +46,29 @@ def soak(arguments: argparse.Namespace) -> int:
     seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
     logging.getLogger("statelog").setLevel(logging.ERROR)  # it tells of each fault and of each other result
     gc.freeze()  # a collection in a fork would copy the pages that it shares
-    lanes = LANES if arguments.lane == "both" else (arguments.lane,)
+    lanes = LANES if arguments.lane == "all" else (arguments.lane,)
     reports = {lane: Report(lane, seed, arguments.mood or "") for lane in lanes}
     started_s = time.monotonic()
     for number in itertools.count() if arguments.life is None else [arguments.life]:
         lane = min(lanes, key=lambda lane: reports[lane].busy_s / SHARES[lane])
         counts, name = reports[lane].counts, f"{seed}/{lane}/{number}"
-        life = SparkLife(name, counts) if lane == "spark" else Life(name, counts, MOODS.get(arguments.mood))
-        if not reports[lane].live(life, number):
+        if not reports[lane].live(new_life(lane, name, counts, arguments.mood), number):
             return 1
         if time.monotonic() - started_s >= 60 * arguments.minutes:
             break
     for report in reports.values():
         report.tell("passed")
     return 0
+
+
+def new_life(lane: str, name: str, counts: Counter[str], mood: str | None) -> AnyLife:
+    """A life of a lane, from its seed."""
+    match lane:
+        case "spark":
+            return SparkLife(name, counts)
+        case "queries":
+            return QueryLife(name, counts, MOODS.get(mood or ""))
+    return Life(name, counts, MOODS.get(mood or ""))
 
 
 if __name__ == "__main__":

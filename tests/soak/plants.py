@@ -15,6 +15,7 @@ from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Ack, JobOutcome
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
 from statelog.log.references import Level
+from tests.model.query_plants import repeated_batches_start_from_the_newest
 
 
 class _AnyJob(Materializer):
@@ -77,4 +78,5 @@ def lost_jobs() -> AbstractContextManager[object]:
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {
     "stale-jobs": stale_jobs,
     "lost-jobs": lost_jobs,
+    "newest-state": repeated_batches_start_from_the_newest,
 }

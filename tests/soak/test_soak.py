@@ -16,9 +16,9 @@ from tests.spark.support import REPOSITORY
 pytestmark = pytest.mark.timeout(600)
 
 
-def soak(*arguments: str) -> tuple[int, str]:
-    """Run the engine lane; return its exit code and what it said."""
-    command = [sys.executable, "-m", "tests.soak", "--lane", "engine", *arguments]
+def soak(*arguments: str, lane: str = "engine") -> tuple[int, str]:
+    """Run a lane; return its exit code and what it said."""
+    command = [sys.executable, "-m", "tests.soak", "--lane", lane, *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -35,6 +35,22 @@ def test_a_slice_of_the_soak() -> None:
     counts = told(text, "passed")
     for name in ("batches", "kills of drivers", "kills of workers", "host moves", "rescales", "restores", "branches"):
         assert counts[name] > 0, name
+
+
+def test_a_slice_of_the_soak_of_queries() -> None:
+    code, text = soak("--minutes", "0.2", "--seed", "22", lane="queries")
+    assert code == 0, text[-20_000:]
+    counts = told(text, "passed")
+    for name in ("batches", "kills", "failed tasks", "lost outputs", "speculative attempts"):
+        assert counts[name] > 0, name
+
+
+def test_the_soak_of_queries_finds_a_planted_defect() -> None:
+    code, text = soak("--minutes", "2", "--seed", "7", "--plant", "newest-state", lane="queries")
+    assert code == 1, text[-20_000:]
+    failed = told(text, "failed")
+    shutil.rmtree(failed["kept"])
+    assert f"repeat it with: ./dev soak --lane queries --seed 7 --life {failed['life']}" in text
 
 
 @pytest.mark.parametrize(

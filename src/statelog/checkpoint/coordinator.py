@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from statelog.checkpoint.active_operator import ActiveOperator
 from statelog.checkpoint.admission import (
     OperatorConfig,
+    foreign_task,
     incomplete_batch,
     require_distinct,
     require_own_partition,

@@ -1,0 +1,162 @@
+"""The processes of a query of several operators: its driver, and a Python worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from statelog import FencedError, Options
+from statelog.checkpoint.attempt import Attempt, WorkerMemory
+from statelog.checkpoint.protocol import Ping, Reply, Request, Tick
+from statelog.clock import Clock
+from statelog.spark.rpc import RpcClient, RpcServer
+from statelog.storage import LocalStore, Store
+from statelog.testing.clock import ManualClock
+from statelog.testing.faults import FaultStore
+from tests.model.engine import TickingClock
+from tests.model.query_driver import Driver, Member, Surroundings
+from tests.model.query_engine import SparkNotes, TaskPlace, run_attempt, run_id_of
+from tests.model.query_graph import Row, operator_of
+from tests.soak.servers import Harm, Harmed
+
+_WORDS: Final = b"q" * 32
+"""The secret of the calls."""
+STATE: Final = "statelog"
+
+
+@dataclass(frozen=True)
+class QueryRun:
+    """A start of a query: its number, the parallelism of each operator, and its settings."""
+
+    number: int
+    parallelism: Mapping[str, int]
+    first_batch: int
+    options: dict[str, Any]
+
+
+def surroundings(
+    notes: SparkNotes,
+    options: Options,
+    clock: Clock,
+    open_store: Callable[[str], Store] = LocalStore,
+    new_token: Callable[[], bytes] = bytes,
+) -> Surroundings:
+    """Those of a query in a checkpointLocation; without `new_token` for those who only read."""
+    location = str(notes.folder / STATE)
+    return Surroundings(notes.query_id, location, options, clock, open_store, notes.time, new_token)
+
+
+class QueryDriver:
+    """The driver's process, behind the RPC server."""
+
+    def __init__(self, notes: SparkNotes, clock_start_s: float) -> None:
+        self._notes = notes
+        self._harmed = Harmed(lambda: str(notes.folder / STATE))
+        self._clock = ManualClock(clock_start_s)
+        self._start_s = clock_start_s
+        self._tokens = itertools.count()
+        self._run = 0
+        self._driver: Driver | None = None
+        self._stores: list[Store] = []
+        self._server = RpcServer("127.0.0.1", 0, _WORDS, self._call)
+
+    def start(self, run: QueryRun, now_s: float, harm: Harm) -> int:
+        """Start the query, and return the port that its tasks call."""
+        self.begin(now_s, harm)
+        self._run, self._driver = run.number, None
+        options = Options(observer=self._harmed, **run.options)
+        around = surroundings(self._notes, options, self._clock, self._opened, self._new_token)
+        driver = Driver(around, run_id_of(run.number))
+        driver.start(run.first_batch, {uid: Member(operator_of(uid).local, n) for uid, n in run.parallelism.items()})
+        self._driver = driver
+        return self._server.port
+
+    def begin(self, now_s: float, harm: Harm) -> None:
+        """A batch is about to begin."""
+        self._harmed.begin(harm)
+        self._clock.advance(self._start_s + now_s - self._clock.now_s())
+
+    def stop(self, harm: Harm) -> None:
+        """End the start in good order."""
+        self._harmed.begin(harm)
+        if self._driver is not None:
+            self._driver.close()
+        for store in self._stores:
+            store.close()
+        self._stores.clear()
+
+    def _call(self, request: Request, payload: bytes) -> Reply:
+        assert not isinstance(request, Tick | Ping), "tasks of operators do neither"
+        if self._driver is None:
+            raise FencedError("No start has begun.")
+        return self._driver.handle(request, payload)
+
+    def _opened(self, location: str) -> Store:
+        store = FaultStore(LocalStore(location), self._harmed)
+        self._stores.append(store)
+        return store
+
+    def _new_token(self) -> bytes:
+        return f"{self._run}-{next(self._tokens)}".rjust(16).encode()
+
+
+@dataclass(frozen=True)
+class QueryTask:
+    """One attempt, with the driver's port, its host, its maintenance, and its rows."""
+
+    run: QueryRun
+    port: int
+    host: int
+    place: TaskPlace
+    time_ms: int
+    now_s: float
+    is_slow: bool
+    rows: list[Row]
+    harm: Harm
+
+
+class QueryWorker:
+    """A Python worker: it runs one attempt after the other, all for the same driver."""
+
+    def __init__(self, notes: SparkNotes, clock_start_s: float) -> None:
+        self._notes = notes
+        self._start_s = clock_start_s
+        self._harmed = Harmed(lambda: str(notes.folder / STATE))
+        self._memory = WorkerMemory()
+        self._client: RpcClient | None = None
+
+    def run(self, task: QueryTask) -> list[Row]:
+        """Run an attempt to its end; return its output."""
+        self._harmed.begin(task.harm)
+        place = task.place
+        parallelism = task.run.parallelism[place.uid]
+        store = FaultStore(LocalStore(str(self._notes.folder / STATE)), self._harmed)
+        attempt = Attempt(
+            task=place.id_in(self._notes.query_id, task.run.number),
+            partition=place.subtask,
+            parallelism=parallelism,
+            options=Options(observer=self._harmed, **task.run.options),
+            call=partial(self._call, task.port),
+            memory=self._memory,
+            local=host_folder(self._notes, task.host) / place.uid / str(parallelism) / str(place.subtask),
+            open_store=lambda location: store,
+            clock=(TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s),
+            token=f"{task.run.number}-{place.attempt}",
+        )
+        output = run_attempt(attempt, task.rows, task.time_ms)
+        store.close()
+        return output
+
+    def _call(self, port: int, request: Request, payload: bytes) -> Reply:
+        if self._client is None:
+            self._client = RpcClient("127.0.0.1", port, _WORDS)
+        return self._client.call(request, payload)
+
+
+def host_folder(notes: SparkNotes, host: int) -> Path:
+    """The local directory of a host."""
+    return notes.folder.parent / f"host-{host}"
