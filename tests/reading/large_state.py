@@ -61,7 +61,7 @@ def levels_of(history: History, subtask: int) -> list[list[StoredRun]]:
     """The runs of each level of a subtask's base at the newest checkpoint."""
     checkpoint = history.latest
     assert checkpoint is not None
-    genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, subtask, PARALLELISM)
+    genesis = digests.genesis(checkpoint.identity, subtask, PARALLELISM)
     return [level.runs for level in history.levels(genesis, subtask, PARALLELISM, checkpoint.batch)]
 
 

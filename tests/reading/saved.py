@@ -20,8 +20,12 @@ def save(
     *,
     part_bytes: int = PART_BYTES,
     slice_bytes: int = BUDGET.slice_bytes,
+    **texts: dict[str, str],
 ) -> Manifest:
-    """Save the operators of a location at a checkpoint, in parts and row groups of about these sizes."""
+    """Save the operators of a location at a checkpoint, in parts and row groups of about these sizes.
+
+    `texts` are Spark's offsets and commits, none by default.
+    """
     query = read_history(open_location(location))
     saved = [
         save_operator(
@@ -36,6 +40,7 @@ def save(
         )
         for uid, identity in sorted(query.names_at(batch).items())
     ]
-    manifest = Manifest(batch=batch, query_id="query", taken_ms=0, offsets={}, commits={}, sources=[], operators=saved)
+    noted = {"offsets": {}, "commits": {}, **texts}
+    manifest = Manifest(batch=batch, query_id="query", taken_ms=0, sources=[], operators=saved, **noted)
     manifest.write(open_location(str(target)))
     return manifest

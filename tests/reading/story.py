@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.log.entry import Claim
+from statelog.log.open import open_location, open_log
 from statelog.runs.key_hashes import row_hashes
 from statelog.storage import LocalStore, Store
 from statelog.testing.clock import ManualClock
@@ -74,10 +78,32 @@ class Story:
         """The state after each batch."""
         self.start()
 
+    @property
+    def identity(self) -> str:
+        """The operator's identity."""
+        return self.query().names["op"]
+
+    def query(self) -> QueryHistory:
+        """The log, as another process reads it now."""
+        return read_history(open_location(self.location))
+
     def start(self, parallelism: int | None = None, *, keep_local: bool = True) -> None:
         """Start the query, or start it again."""
         self.parallelism = parallelism or self.parallelism
         self.engine.start(self.parallelism, len(self.models), keep_local=keep_local)
+
+    def go_back(self, batch: int, parallelism: int | None = None) -> None:
+        """Set the query back to a checkpoint as a tool does, -1 for the state before batch 0, and start it again."""
+        store, target = open_location(self.location), self.query().at(batch)
+        log = open_log(store, self.engine.options, self.engine.clock)
+        log.claim(
+            lambda epoch: Claim(
+                epoch, self.engine.query_id, "tool", secrets.token_bytes(16), 0, b"" if target is None else target.id
+            )
+        )
+        log.close()
+        del self.models[batch + 1 :]
+        self.start(parallelism)
 
     def copied(self, directory: Path, *, open_store: Callable[[str], Store] = LocalStore) -> Story:
         """The stopped query in another directory, where it goes on from its files; it has not been started."""

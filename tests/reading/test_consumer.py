@@ -327,15 +327,17 @@ def test_a_consumer_stopped_at_any_request_has_every_change_or_is_told(
     assert delivered > told
 
 
-def test_positions_are_compared_by_batch_and_token(tmp_path: Path) -> None:
+def test_positions_are_compared_by_batch_token_and_id(tmp_path: Path) -> None:
     query = Story(tmp_path)
     query.run(0, random_commands(random.Random(1), 5))
     query.run(1, random_commands(random.Random(2), 5))
     feed = Feed(query.location)
     name = feed.position.consumer
-    assert feed.position == Position(-1, "", name)
+    assert feed.position == Position(-1, "", "", name)
     feed.step()
-    assert feed.position == Position(0, open_source(query.location, None, 0).checkpoint.token.hex(), name)
+    first = query.query().at(0)
+    assert first is not None
+    assert feed.position == Position(0, first.token.hex(), first.id.hex(), name)
     assert Feed(query.location).position.consumer != name
 
 

@@ -13,11 +13,10 @@ import pytest
 import statelog
 from statelog import PinExpiredError, StateMissingError
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import MARGIN_S, PinnedBase, StandingPins
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import SystemClock
 from statelog.reading import former
-from statelog.reading.source import open_source
 from statelog.storage import LocalStore
 from tests.reading.story import KEYS, STATES, Story
 from tests.reading.test_changes_with_before import require_before
@@ -121,6 +120,8 @@ def test_a_state_from_before_the_query_was_set_back_is_not_used(tmp_path: Path) 
     query.run_batches(6, random.Random(2))
     feed = Feed(query.location, "map", after=7, with_before=True)
     query.run_batches(10, random.Random(3))
+    assert old.is_on_line
+    old = replace(old, is_on_line=False)
     [own] = [pin for pin in statelog.list_pins(query.location) if pin != old]
     statelog.unpin(query.location, own.name)
     assert statelog.list_pins(query.location) == [old]
@@ -129,8 +130,9 @@ def test_a_state_from_before_the_query_was_set_back_is_not_used(tmp_path: Path) 
         feed.step()
 
 
-def pin_state(query: Story, history: History, batch: int) -> None:
+def pin_state(query: Story, known: QueryHistory, batch: int) -> None:
     """Pin the state after a batch and the changes since, as a consumer does that read the log before."""
+    history = known.histories[query.identity]
     record, latest = history.record(batch), history.latest
     assert record is not None
     assert record.base_map is not None
@@ -138,9 +140,9 @@ def pin_state(query: Story, history: History, batch: int) -> None:
     base = PinnedBase(batch, record.checkpoint.token, record.needed_from, list(record.base_map.ranges))
     HeldPin(
         LocalStore(query.location),
-        "op",
-        history,
+        known,
         latest.batch,
+        operators=[query.identity],
         owner="test",
         lasts_s=600.0,
         since=base.since,
@@ -155,12 +157,13 @@ def test_a_state_that_is_not_retained_is_not_pinned_though_its_changes_are_there
     query.engine.options = replace(query.engine.options, materialization_interval_s=1e9, max_log_to_base=1e9)
     query.start()
     query.run_batches(3, random.Random(1))
-    history = open_source(query.location, None, None).history
-    pin_state(query, history, 7)
+    known = query.query()
+    pin_state(query, known, 7)
     query.run_batches(4, random.Random(1))
-    assert open_source(query.location, None, None).history.changes_from <= history.changes_from
+    identity = query.identity
+    assert query.query().histories[identity].changes_from <= known.histories[identity].changes_from
     with pytest.raises(PinExpiredError, match="not retained"):
-        pin_state(query, history, 7)
+        pin_state(query, known, 7)
 
 
 def test_a_pin_of_another_state_does_not_vouch_for_one(tmp_path: Path) -> None:
@@ -168,10 +171,10 @@ def test_a_pin_of_another_state_does_not_vouch_for_one(tmp_path: Path) -> None:
     query.run_batches(5, random.Random(1))
     Feed(query.location, after=3, with_before=True)  # its pin keeps all changes
     query.run_batches(5, random.Random(1))
-    history = open_source(query.location, None, None).history
+    known = query.query()
     query.run_batches(5, random.Random(1))
     with pytest.raises(PinExpiredError, match="not retained"):
-        pin_state(query, history, 9)
+        pin_state(query, known, 9)
 
 
 def test_a_state_from_before_the_one_that_is_kept_is_missed(tmp_path: Path) -> None:
@@ -191,8 +194,7 @@ def test_only_unread_changes_count_against_the_limit(tmp_path: Path) -> None:
     query.run_batches(30, random.Random(1))
 
     def over() -> list[str]:
-        pins = StandingPins(LocalStore(query.location), "op", SystemClock())
-        return pins.look(open_source(query.location, None, None).history)
+        return StandingPins(LocalStore(query.location), SystemClock()).look(query.query())
 
     Feed(query.location, after=28, max_bytes=100_000, with_before=True)
     query.run_batches(2, random.Random(1))

@@ -128,7 +128,7 @@ def counted(query: LargeState, monkeypatch: pytest.MonkeyPatch) -> CountedStore:
 
 def state_reads(requests: Requests) -> list[tuple[str, str, int]]:
     """The requests for stored changes and states."""
-    return [call for call in requests.calls if call[0] == "read" and call[1].startswith(("op/changes/", "op/runs/"))]
+    return [call for call in requests.calls if call[0] == "read" and call[1].startswith("op-")]
 
 
 def test_a_difference_reads_its_changes_once_and_one_block_per_key(

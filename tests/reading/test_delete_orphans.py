@@ -15,12 +15,11 @@ import pytest
 
 import statelog
 from statelog import CorruptionError, StateMissingError, Step
-from statelog.checkpoint.pins import MARGIN_S, PINS_FOLDER
+from statelog.checkpoint.pins import MARGIN_S, log_file
+from statelog.checkpoint.query_history import read_history
 from statelog.clock import Clock
-from statelog.log.entry import Checkpoint
-from statelog.log.numbered import base_name
-from statelog.log.open import open_log
-from statelog.options import Options
+from statelog.log.entry import QueryCheckpoint
+from statelog.log.open import PINS_FOLDER
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultStore
@@ -99,9 +98,10 @@ class Check:
         query.engine.crash_point.arm(None)
 
 
-def newest(location: str) -> Checkpoint:
-    entries = open_log(LocalStore(location), "op", Options(), ManualClock(0)).read()
-    return next(entry for entry in reversed(entries) if isinstance(entry, Checkpoint))
+def newest(location: str) -> QueryCheckpoint:
+    found = read_history(LocalStore(location)).latest
+    assert found is not None
+    return found
 
 
 def readable(query: Story, location: str) -> list[int]:
@@ -118,7 +118,7 @@ def without_newest_entry(location: str, directory: Path) -> str:
     """A copy of a location whose newest checkpoint was lost with the machine."""
     copied = Path(shutil.copytree(location, directory))
     last = newest(location)
-    file = copied / "op/log" / base_name(last.number)
+    file = copied / log_file(last.number)
     if last.offset:
         os.truncate(file, last.offset)
     else:
@@ -208,7 +208,7 @@ def test_expired_pins_go_and_what_only_they_kept(tmp_path: Path) -> None:
     assert delete(query.location, min_age_s=10**6, clock=expired) == [pinned], "at any age"
     assert batch in readable(query, query.location)
     statelog.unpin(query.location, forever)
-    assert any(name.startswith("op/changes/") for name in delete(query.location))
+    assert any(name.startswith(f"{query.identity}/changes/") for name in delete(query.location))
     assert readable(query, query.location) == [len(query.models) - RETAINED, len(query.models) - 1]
 
 
@@ -216,7 +216,7 @@ def test_nothing_goes_while_a_pin_cannot_be_read(tmp_path: Path) -> None:
     query, _, [pin] = with_unused_pins(tmp_path, None)
     statelog.unpin(query.location, pin)
     [first, *_] = delete(query.location, dry_run=True)
-    name = f"op/{PINS_FOLDER}/{0:020}-damaged.json"
+    name = f"{PINS_FOLDER}/{0:020}-damaged.json"
     LocalStore(query.location).put(name, b"{}")
     with pytest.raises(CorruptionError, match="nobody knows what a pin keeps.*statelog unpin LOCATION"):
         delete(query.location)

@@ -68,10 +68,10 @@ def test_a_pinned_checkpoint_is_listed_and_read_until_its_pin_is_removed(query: 
     ]
     assert read(query, 3) == value_rows(query.models[3])
 
-    before = {info.name: info.size_bytes for info in LocalStore(query.location).list("op/")}
+    before = {info.name: info.size_bytes for info in LocalStore(query.location).list()}
     statelog.unpin(query.location, made.name)
     query.run_batches(1, random.Random(3))
-    left = {info.name for info in LocalStore(query.location).list("op/")}
+    left = {info.name for info in LocalStore(query.location).list()}
     gone = sum(size for name, size in before.items() if name not in left and name != made.name)
     # The batch after it gives checkpoint 23 up as well.
     assert gone == infos[0].own_bytes + infos[1].own_bytes > 0
@@ -120,7 +120,7 @@ def test_a_pin_of_no_length_is_refused(query: Story, lasts_s: float) -> None:
 def test_a_pin_that_is_not_there_is_named(query: Story) -> None:
     made: PinInfo = statelog.pin(query.location, lasts_s=None, owner="audit")
     statelog.unpin(query.location, made.name)
-    for name in (made.name, "op/log/00000000000000000000.log", "../other"):
+    for name in (made.name, "log/00000000000000000001.log", "../other"):
         with pytest.raises(ConfigurationError, match="has no pin"):
             statelog.unpin(query.location, name)
 

@@ -15,10 +15,7 @@ import pytest
 import statelog
 from statelog import PinExpiredError, StateMissingError, StorageError
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
-from statelog.log.open import open_log
-from statelog.options import Options
 from statelog.reading.source import open_source
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
@@ -65,13 +62,9 @@ def read(location: str, at: int | None = None) -> list[tuple[Any, ...]]:
     return rows(statelog.read_state(location, state="value", at=at).read_all())
 
 
-def history_of(story: Story) -> History:
-    return History(open_log(LocalStore(story.location), "op", Options(), ManualClock(0)).read())
-
-
 def held(story: Story, batch: int, lasts_s: float | None = None) -> HeldPin:
     source = open_source(story.location, "op", batch)
-    return HeldPin(source.store, "op", source.history, batch, owner="test", lasts_s=lasts_s, is_shared=True)
+    return HeldPin(source.store, source.lineage, batch, owner="test", lasts_s=lasts_s, is_shared=True)
 
 
 # ---- While others work ----
@@ -192,34 +185,34 @@ def test_a_pin_that_has_expired_holds_nothing(story: Story, tmp_path: Path) -> N
 
 def test_a_checkpoint_that_is_gone_cannot_be_pinned(story: Story, tmp_path: Path) -> None:
     query = story.copied(tmp_path / "query")
-    history = history_of(query)
+    history = query.query()
     run_on(query)
-    with pytest.raises(PinExpiredError, match="checkpoint 6 is not retained"):
-        HeldPin(LocalStore(query.location), "op", history, 6, owner="test", lasts_s=None)
-    assert not list(Path(query.location).glob("op/pins/*"))
+    with pytest.raises(PinExpiredError, match="Checkpoint 6 of operator 'op' is not retained"):
+        HeldPin(LocalStore(query.location), history, 6, owner="test", lasts_s=None)
+    assert not list(Path(query.location).glob("pins/*"))
 
 
 def test_a_checkpoint_that_a_repetition_of_its_batch_has_replaced_cannot_be_pinned(
     story: Story, tmp_path: Path
 ) -> None:
     query = story.copied(tmp_path / "query")
-    history = history_of(query)
+    history = query.query()
     query.models.pop()
     query.start()
     query.run_batches(1, random.Random(9))
-    with pytest.raises(PinExpiredError, match="checkpoint 6 is not retained"):
-        HeldPin(LocalStore(query.location), "op", history, 6, owner="test", lasts_s=None)
+    with pytest.raises(PinExpiredError, match="Checkpoint 6 of operator 'op' is not retained"):
+        HeldPin(LocalStore(query.location), history, 6, owner="test", lasts_s=None)
     assert read(query.location, 6) == value_rows(query.models[6])
 
 
 def test_nobody_relies_on_a_pin_whose_maker_has_not_seen_yet_that_it_holds(story: Story, tmp_path: Path) -> None:
     """It may have been written too late."""
     query = story.copied(tmp_path / "query")
-    history, store = history_of(query), LocalStore(query.location)
+    history, store = query.query(), LocalStore(query.location)
     run_on(query)
-    write_pin(store, pin_name("op", 6, b"late"), Pin.of("op", history, 6, owner="late", made_ms=0, lasts_s=None))
+    write_pin(store, pin_name(6, b"late"), Pin.of(history, 6, owner="late"))
     with pytest.raises(PinExpiredError):
-        HeldPin(store, "op", history, 6, owner="test", lasts_s=None)
+        HeldPin(store, history, 6, owner="test", lasts_s=None)
     with pytest.raises(StateMissingError):
         read(query.location, 6)
 
@@ -227,12 +220,12 @@ def test_nobody_relies_on_a_pin_whose_maker_has_not_seen_yet_that_it_holds(story
 def test_a_reader_that_falls_asleep_is_told(story: Story, tmp_path: Path) -> None:
     query = story.copied(tmp_path / "query")
     clock = ManualClock(0)
-    pin = HeldPin(LocalStore(query.location), "op", history_of(query), 6, owner="test", lasts_s=100, clock=clock)
+    pin = HeldPin(LocalStore(query.location), query.query(), 6, owner="test", lasts_s=100, clock=clock)
     clock.advance(51)
     before = pin.name
     pin.keep()
     assert pin.name != before
-    assert [path.name for path in Path(query.location).glob("op/pins/*")] == [pin.name.rpartition("/")[2]]
+    assert [path.name for path in Path(query.location).glob("pins/*")] == [pin.name.rpartition("/")[2]]
     clock.advance(101)
     with pytest.raises(PinExpiredError, match=r"lasted 100 s, .* for 101 s"):
         pin.keep()
@@ -248,7 +241,7 @@ def test_without_the_right_to_write_a_reader_reads_until_the_files_go(
     assert read(query.location, at) == value_rows(query.models[at])
     reader = statelog.read_state(query.location, state="value", at=at)
     query.run_batches(RETAINED + 2, random.Random(2))
-    with pytest.raises(PinExpiredError, match=f"checkpoint {at} is not retained"):
+    with pytest.raises(PinExpiredError, match=f"Checkpoint {at} of operator 'op' is not retained"):
         reader.read_all()
 
 

@@ -41,7 +41,7 @@ def bytes_of(call: Callable[[], Any]) -> int:
 
 def changed(story: Story, first: int, last: int) -> int:
     """The bytes of the changesets of some batches."""
-    files = (Path(story.location) / "op" / "changes").rglob("*.run")
+    files = (Path(story.location) / story.identity / "changes").rglob("*.run")
     return sum(file.stat().st_size for file in files if first <= int(file.name.partition("-")[0]) <= last)
 
 

@@ -11,8 +11,6 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, StateMissingError
-from statelog.checkpoint.history import History
-from statelog.storage import LocalStore
 from tests.model.engine import Model
 from tests.reading.story import KEYS, STATES, Story, list_rows, map_rows, rows, value_rows
 
@@ -57,7 +55,7 @@ def test_below_a_checkpoint_location(story: Story, tmp_path: Path) -> None:
 
 def test_a_reader_leaves_nothing_behind(story: Story) -> None:
     def pins() -> list[Path]:
-        return list(Path(story.location).glob("op/pins/*"))
+        return list(Path(story.location).glob("pins/*"))
 
     reader = statelog.read_state(story.location, state="value")
     assert len(pins()) == 1
@@ -95,7 +93,7 @@ def test_after_materializations_and_with_other_parallelisms(tmp_path: Path, seed
                 story.models[at]
             )
             assert rows(statelog.read_state(story.location, state=state, at=at, keys=keys).read_all()) == expected(few)
-    record = History(story.engine.open_log(LocalStore(story.location)).read()).latest_record
+    record = story.query().histories[story.identity].latest_record
     assert record is not None
     assert record.base_map is not None
     assert record.base_map.ranges, "nothing was materialized"

@@ -13,7 +13,8 @@ import pytest
 import statelog
 from statelog import ConfigurationError, Options, StateMissingError, StorageError
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.pins import MARGIN_S, PINS_FOLDER
+from statelog.checkpoint.pins import MARGIN_S
+from statelog.log.open import PINS_FOLDER
 from statelog.storage import LocalStore
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from tests.reading.story import Story, rows, value_rows
@@ -55,7 +56,7 @@ def readable(query: Story) -> list[int]:
 
 
 def pins(query: Story) -> int:
-    return len(LocalStore(query.location).list(f"op/{PINS_FOLDER}/"))
+    return len(LocalStore(query.location).list(f"{PINS_FOLDER}/"))
 
 
 def test_the_first_checkpoint_of_each_interval_stays_until_its_time_is_over(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def materialized(tmp_path: Path) -> Story:
 
 
 def run_files(query: Story, folder: str) -> list[Path]:
-    return sorted((Path(query.location) / "op" / folder).rglob("*.run"))
+    return sorted((Path(query.location) / query.identity / folder).rglob("*.run"))
 
 
 def footer_of(file: Path) -> Footer:
