@@ -80,7 +80,7 @@ def test_closing_closes_the_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "news",
-    [{"follows": b"an id"}, {"follows": b""}, {"renames": {"a-1": "b"}}, {"ended": ["a-1"]}, {"begins_empty": True}],
+    [{"follows": b"an id"}, {"follows": b""}, {"renames": {"a-1": "b"}}, {"ended": ["a-1"]}, {"begins_at": 0}],
     ids=str,
 )
 def test_a_claim_with_news_stays_even_if_it_is_all_that_the_log_holds(tmp_path: Path, news: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ class Line:
         if may_replace:
             self._note(Cut(entry.batch - 1, entry.place))
         self.entries.append(entry)
-        self.retained_from = max(self.retained_from, entry.retained_from)
+        self.retained_from = entry.retained_from
 
     def go_back(self, checkpoint_id: bytes, place: EntryPlace) -> None:
         """Let a checkpoint end the line, none if `checkpoint_id` is empty; a claim at `place` says so."""
@@ -88,8 +88,6 @@ class Line:
         known = self.at(batch)
         if known is not None:
             return known.token == token
-        if self.entries and batch > self.entries[0].batch:
-            return False
         return not any(cut.batch < batch and place < cut.place for cut in self.cuts)
 
 
@@ -105,8 +103,8 @@ class QueryHistory:
         self._histories: dict[str, History] = {}
         self._names: dict[str, str] = {}
         self._ended: set[str] = set()
-        self.begins_empty_for = ""
-        """Id of the query that a tool lets begin its state at a later batch than 0; empty for none."""
+        self.begins_at: tuple[str, int] | None = None
+        """The query that a tool lets begin its state at a later batch than 0, and that batch."""
         self.parent: Parent | None = None
         """The parent that the newest entry names, on whichever line it is: it tells what the location's files need."""
         for entry in entries:
@@ -118,14 +116,15 @@ class QueryHistory:
                     self.parent = entry.parent
                     self._names |= {section.identity: section.uid for section in entry.sections}
                     self._ended |= set(entry.ended)
-                    self.begins_empty_for = ""
+                    self.begins_at = None
         for entry in self._line.entries:
             self._add_sections(entry)
 
     def _claimed(self, claim: Claim) -> None:
         self._names |= claim.renames
         self._ended |= set(claim.ended)
-        self.begins_empty_for = claim.query_id if claim.begins_empty else self.begins_empty_for
+        if claim.begins_at is not None:
+            self.begins_at = claim.query_id, claim.begins_at
         if claim.follows is not None:
             self._line.go_back(claim.follows, EntryPlace(claim.number, 0))
 
@@ -155,7 +154,7 @@ class QueryHistory:
         copied._line = Line(list(self._line.entries), list(self._line.cuts), self._line.retained_from)
         copied._histories = {identity: history.copy() for identity, history in list(self._histories.items())}
         copied._names, copied._ended = dict(self._names), set(self._ended)
-        copied.begins_empty_for, copied.parent = self.begins_empty_for, self.parent
+        copied.begins_at, copied.parent = self.begins_at, self.parent
         return copied
 
     # ---- The query's checkpoints ----

@@ -76,15 +76,15 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     """New uids, by the operators' identities."""
     ended: list[str] = []
     """Identities of the operators whose state is given up."""
-    begins_empty: bool = False
-    """Whether a query without a checkpoint may begin its state at a later batch than 0."""
+    begins_at: int | None = None
+    """The batch with which a query without a checkpoint may begin its state, beside batch 0."""
     number: int = 0
     """The log file that it begins; the reader sets it."""
 
     @property
     def has_news(self) -> bool:
         """Whether it says more than that a new epoch has begun."""
-        return self.follows is not None or bool(self.renames or self.ended) or self.begins_empty
+        return bool(self.follows or self.renames or self.ended) or self.begins_at is not None
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):

@@ -10,7 +10,7 @@ from functools import partial
 from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
-from statelog.log.entry import Claim
+from statelog.log.entry import INITIAL_BATCH, Claim
 from statelog.log.open import open_log
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.options import Options
@@ -28,7 +28,7 @@ class News:
     renames: tuple[tuple[str, str], ...] = ()
     """Pairs of identity and new uid."""
     ended: tuple[str, ...] = ()
-    begins_empty: bool = False
+    begins_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,15 @@ class StoppedQuery:
         log = open_log(self.store, Options(), clock)
 
         def make(epoch: int) -> Claim:
-            news = decide(read_history(self.store))
+            newest = read_history(self.store)
+            if newest.latest is not None and newest.latest.query_id != self.query_id:
+                raise ConfigurationError(
+                    f"{self.location}: the state there belongs to query {newest.latest.query_id}, not to query"
+                    f" {self.query_id}.",
+                    kind=ErrorKind.OTHER_OWNER,
+                    hint="Pass the location of this query's state, or give the query another one.",
+                )
+            news = decide(newest)
             return Claim(
                 epoch,
                 self.query_id,
@@ -78,7 +86,7 @@ class StoppedQuery:
                 follows=news.follows,
                 renames=dict(news.renames),
                 ended=list(news.ended),
-                begins_empty=news.begins_empty,
+                begins_at=news.begins_at,
             )
 
         log.claim(make)
@@ -96,8 +104,8 @@ class StoppedQuery:
     def choose(self, batch: int | None) -> int:
         """Choose the batch to copy, by default the newest that Spark has committed.
 
-        Raises ConfigurationError if the query has no state, StateMissingError if Spark or the log lacks the batch,
-        CorruptionError if a checkpoint that later ones build on is lost.
+        Raises ConfigurationError if the query has no state or no operator, StateMissingError if Spark or the log lacks
+        the batch, CorruptionError if a checkpoint that later ones build on is lost.
         """
         self.require_state()
         self.history.require_complete(self.location)
@@ -115,6 +123,12 @@ class StoppedQuery:
                 hint="Run statelog.rewind(checkpointLocation) first"
                 + (f", or choose batch {older[-1]}, the newest that has one." if older else "."),
             )
+        if not self.history.names_at(chosen):
+            raise ConfigurationError(
+                f"{self.location}: at batch {chosen} the query has no operator whose state was not given up.",
+                kind=ErrorKind.CHECKPOINT_MISSING,
+                hint="Start the query: an operator that it has then begins its state.",
+            )
         return chosen
 
     def _not_committed(self, batch: int | None, committed: list[int]) -> StateMissingError:
@@ -129,8 +143,14 @@ class StoppedQuery:
             " statelog.rewind(checkpointLocation) first.",
         )
 
+    @property
+    def _begins_after(self) -> int:
+        """The batch after which a query without a checkpoint begins its state."""
+        begins_at = self.history.begins_at
+        return INITIAL_BATCH if begins_at is None or begins_at[0] != self.query_id else begins_at[1] - 1
+
     def rewind_target(self) -> int:
-        """The newest checkpoint of a batch that Spark has committed; -1 for the state before batch 0.
+        """The newest checkpoint of a batch that Spark has committed; without one the batch before the state begins.
 
         Raises ConfigurationError if the query has no state, CorruptionError if a checkpoint that later ones build on is
         lost, StateMissingError if there is no checkpoint of any batch that Spark has committed.
@@ -138,7 +158,7 @@ class StoppedQuery:
         commits = self.spark.batches(COMMITS)
         # A start that ends before its first checkpoint leaves none. So after Spark's first commit a missing one is
         # normal; later it means that the state is elsewhere or gone.
-        is_first = commits == [0]
+        is_first = commits[-1:] == [self._begins_after + 1]
         if not is_first:
             self.require_state()
         self.history.require_complete(self.location)
@@ -150,7 +170,7 @@ class StoppedQuery:
             if entry.batch not in offsets or self.spark.time_ms(entry.batch) in (None, entry.batch_time_ms):
                 return entry.batch
         if is_first or not commits:
-            return -1
+            return self._begins_after
         raise StateMissingError(
             f"{self.location}: there is no checkpoint of any batch that Spark has committed.",
             hint="Restore the state from a copy of the same time, or start with a new checkpointLocation.",
@@ -158,8 +178,8 @@ class StoppedQuery:
 
     def require_restorable(self, batch: int) -> None:
         """Raise StateMissingError unless the checkpoint of a batch is retained and all its objects exist."""
-        if batch < 0:
-            return  # Batch 0 starts with empty state.
+        if batch < 0 or (self.history.latest is None and batch == self._begins_after):
+            return  # The next batch begins with empty state.
         if not self.history.has_batch(batch):
             oldest = self.history.oldest
             kept = "it has none" if oldest is None else f"the oldest that is retained is checkpoint {oldest.batch}"

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.savepoints.spark_checkpoint import COMMITS
 from statelog.savepoints.stopped import News, StoppedQuery
 from statelog.spark.checkpoint_location import open_checkpoint, read_query
 
@@ -53,7 +54,7 @@ def forget(
         The query's checkpointLocation: a directory or a folder in an object store, or with an active session in any
         file system that Spark reaches.
     uid : str
-        The operator. In a query that had no operator of statelog's so far, the one that is added.
+        The operator. In a query that has no operator of statelog's, the one that is added.
     location : str, optional
         The location of the state, if the query's operators were given one.
     dry_run : bool
@@ -80,9 +81,10 @@ def forget(
     spark = open_checkpoint(str(checkpoint_location), SparkSession.getActiveSession())
     query = read_query(spark, location)
     history, identity = query.history, query.history.names.get(uid)
-    if history.latest is None:
+    next_batch = max(spark.batches(COMMITS), default=-1) + 1
+    if history.latest is None or (not history.names and history.latest.batch + 1 < next_batch):
         if not dry_run:
-            query.claim(_RUN, lambda _: News(begins_empty=True))
+            query.claim(_RUN, lambda newest: _beginning(newest, query, uid, next_batch))
         return Forgotten(uid, query.location, None)
     if identity is None:
         ended = [one for one in history.ended if history.name_of(one) == uid]
@@ -92,6 +94,13 @@ def forget(
     if not dry_run:
         query.claim(_RUN, lambda newest: News(ended=(_named(newest, query, uid),)))
     return Forgotten(uid, f"{query.location}/{identity}", history.latest.batch)
+
+
+def _beginning(history: QueryHistory, query: StoppedQuery, uid: str, batch: int) -> News:
+    """Let a query begin its state with a batch. Those before it had no operator, and have no checkpoints."""
+    if history.names:
+        raise _unknown(query, uid)
+    return News(follows=b"", begins_at=batch)
 
 
 def _named(history: QueryHistory, query: StoppedQuery, uid: str) -> str:
