@@ -98,6 +98,8 @@ class OperatorBatch:
     """Subtask of each attempt that has begun, by attempt id."""
     acks: dict[int, AcceptedAck] = field(default_factory=dict)
     """The ack that counts, by subtask."""
+    newest: dict[int, int] = field(default_factory=dict)
+    """The latest attempt that has acked, by subtask; its result equals the one that counts."""
     durable: Checkpoint | None = None
     """The operator's part of the newest entry, once there is one."""
     is_written: bool = False
@@ -118,21 +120,24 @@ class OperatorBatch:
     def differs(self, ack: Ack) -> bool:
         """Whether an ack would replace that of an earlier attempt with another result."""
         former = self.acks.get(ack.task.subtask)
-        return (
-            former is not None and former.ack.checksums != ack.checksums and ack.task.attempt >= former.ack.task.attempt
-        )
+        if former is None or former.ack.checksums == ack.checksums:
+            return False
+        return ack.task.attempt >= self.newest[ack.task.subtask]
 
     def accept(self, accepted: AcceptedAck, name: str) -> bool:
         """Let an ack count and return True, unless a later attempt's ack or one with the same result already does.
 
         Raises ConfigurationError if the subtask had rows in an earlier attempt and has none now.
         """
-        ack = accepted.ack
-        former = self.acks.get(ack.task.subtask)
+        ack, subtask = accepted.ack, accepted.ack.task.subtask
+        former = self.acks.get(subtask)
         if former is None:
-            self.acks[ack.task.subtask] = accepted
+            self.acks[subtask], self.newest[subtask] = accepted, ack.task.attempt
             return True
         if not self.differs(ack):
+            if former.ack.checksums == ack.checksums:
+                # Spark keeps the output of the latest attempt, so a result of one in between never counts.
+                self.newest[subtask] = max(self.newest[subtask], ack.task.attempt)
             return False
         if former.ack.last.input_rows > 0 and ack.last.input_rows == 0:
             raise ConfigurationError(
@@ -152,7 +157,7 @@ class OperatorBatch:
             ack.task.subtask,
             self.number,
         )
-        self.acks[ack.task.subtask] = accepted
+        self.acks[subtask], self.newest[subtask] = accepted, ack.task.attempt
         return True
 
 

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from msgspec import structs
+
 from statelog.checkpoint.active_operator import ActiveOperator
 from statelog.checkpoint.admission import (
     OperatorConfig,
@@ -20,7 +22,7 @@ from statelog.checkpoint.admission import (
     stale_task,
 )
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime, InlineBudget
-from statelog.checkpoint.commit import compose_entry, rewrite_snapshots
+from statelog.checkpoint.checkpoint_writer import CheckpointWriter
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.protocol import (
     Ack,
@@ -40,13 +42,13 @@ from statelog.checkpoint.protocol import (
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.checkpoint.query_start import QueryStart
 from statelog.clock import Clock
-from statelog.errors import FencedError, StatelogError, StorageError
+from statelog.errors import StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, QueryCheckpoint, Section
+from statelog.log.entry import Checkpoint, Claim, Entry, QueryCheckpoint
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import StoredRun
 from statelog.log_fields import get_logger
-from statelog.metrics import Measurements, Recorded, Step
+from statelog.metrics import Measurements, Recorded
 from statelog.options import Options
 from statelog.storage import Store
 
@@ -63,8 +65,8 @@ class Coordinator:
     times of a batch, and raises FencedError if it knows no such batch. `slots` is the number of subtasks that run at a
     time. With `deletes_in_background` a thread deletes files that are no longer needed, beside the work.
 
-    An ack is accepted under a short lock. Entries are appended outside of it, one at a time, and each covers all acks
-    that were accepted before it was begun. Raises ConfigurationError if two operators have one uid.
+    An ack is accepted under a short lock; the :class:`CheckpointWriter` appends outside of it. Raises
+    ConfigurationError if two operators have one uid.
     """
 
     def __init__(
@@ -93,7 +95,6 @@ class Coordinator:
         self._new_token = new_token
         self._batch_time = batch_time
         self._measurements = measurements
-        self._least_log_bytes = merge_policy.small_log_bytes
         self._inventory = Inventory(store, location, options, clock, deletes_in_background=deletes_in_background)
         self._subtasks = sum(config.parallelism for config in roster)
         self._start = QueryStart(
@@ -109,17 +110,27 @@ class Coordinator:
         )
         self._stores_output = any(config.stores_output for config in roster)
         self._operators: dict[str, ActiveOperator] = {}
-        self._retained_from = INITIAL_BATCH
         self._epoch = 0
         self.kept_batch: int | None = None
         """The batch of an earlier start whose checkpoint stays although Spark repeats it; None if there is none."""
         self._lock = threading.Lock()
-        self._append_lock = threading.Lock()
-        """Held by the thread that appends; taken before the other lock."""
+        self._writer = CheckpointWriter(
+            self._operators,
+            self._inventory,
+            log,
+            store,
+            self._options,
+            clock=clock,
+            new_token=new_token,
+            measurements=measurements,
+            least_log_bytes=merge_policy.small_log_bytes,
+            lock=self._lock,
+            require_running=self._require_running,
+            stop=self._stop,
+        )
         self._batch: Batch | None = None
         self._stopped: StatelogError | None = None
         self._is_closed = False
-        self._held_batches: list[int] = []
 
     # ---- The start ----
 
@@ -138,7 +149,8 @@ class Coordinator:
 
     def beginning(self, first_batch: int) -> set[str]:
         """The operators that begin their state with this batch if :meth:`open` comes next; raises as :func:`admit`."""
-        return {config.uid for config in self._roster} - self._start.admit(self._log.read(), first_batch).keys()
+        known = self._start.admit(QueryHistory(self._log.read()), first_batch)
+        return {config.uid for config in self._roster} - known.keys()
 
     def open(
         self,
@@ -147,29 +159,37 @@ class Coordinator:
         *,
         initial_rows: Mapping[str, Sequence[str]] | None = None,
         identities: Mapping[str, str] | None = None,
-        keeps: Callable[[QueryHistory], bool] = lambda _: False,
+        keeps: Callable[[QueryHistory], bool] | None = None,
     ) -> None:
         """Claim the location for this start, and find the state before its first batch.
 
         For operators that begin their state, `given` has materialized state by uid and subtask, and `initial_rows` the
         objects with rows of an initial state, by uid and then one for each subtask, empty for one without rows;
-        `identities` has those that were made for them, by uid. `keeps` decides, once no other start can write any more,
-        whether the stored checkpoint of the first batch stays; otherwise that batch is computed, again or for the first
-        time. Raises the errors of :func:`admit`, and StorageError if the log cannot be read.
+        `identities` has those that were made for them, by uid. A stored checkpoint of the first batch is taken back,
+        because the batch is repeated, unless `keeps` decides that it stays. Raises the errors of :func:`admit`, and
+        StorageError if the log cannot be read.
         """
         started_s = self._clock.monotonic_s()
         # A start that may not use the location must not fence off the one that owns it: look before claiming.
-        self._start.admit(self._log.read(), first_batch)
-        entries = self._log.claim(self._make_claim)
-        if keeps(QueryHistory(entries)):
-            _log.info("%s: batch %d is repeated, and its stored output is read again", self._location, first_batch)
-            self.kept_batch = first_batch
-            first_batch += 1
-        known = self._start.admit(entries, first_batch)
+        history = QueryHistory(self._log.read())
+        self._start.admit(history, first_batch)
+        before = history.at(first_batch - 1)
+        follows = b"" if before is None else before.id
+        entries = self._claim(follows if keeps is None else None)
+        if keeps is not None:
+            # Now no other start can write any more.
+            if keeps(QueryHistory(entries)):
+                _log.info("%s: batch %d is repeated, and its stored output is read again", self._location, first_batch)
+                self.kept_batch = first_batch
+                first_batch += 1
+            else:
+                entries = self._claim(follows)
+        history = QueryHistory(entries)
+        known = self._start.admit(history, first_batch)
         names = [run.name for of in (given or {}).values() for runs in of.values() for run in runs]
         self._inventory.open(entries, self._epoch, self._roster[0].run_id, self._clock, names)
         self._inventory.points.open(self.history, first_batch)
-        self._retained_from = self.history.retained_from if known else first_batch - 1
+        self._writer.begin(self._epoch, self.history.retained_from if known else first_batch - 1)
         for config in self._roster:
             self._operators[config.uid] = (
                 self._start.go_on(config, known[config.uid], first_batch)
@@ -186,10 +206,17 @@ class Coordinator:
         for operator in self._operators.values():
             operator.report_restore(first_batch, len(entries), log_s)
 
-    def _make_claim(self, epoch: int) -> Claim:
-        self._epoch = epoch
-        run = self._roster[0]
-        return Claim(epoch, run.query_id, run.run_id, self._new_token(), int(self._clock.now_s() * 1000))
+    def _claim(self, follows: bytes | None) -> list[Entry]:
+        """Claim the log; return its entries. `follows` is the checkpoint to which the query goes back, see Claim."""
+        run, claims = self._roster[0], list[Claim]()
+
+        def make(epoch: int) -> Claim:
+            self._epoch, now_ms = epoch, int(self._clock.now_s() * 1000)
+            claims.append(Claim(epoch, run.query_id, run.run_id, self._new_token(), now_ms, follows))
+            return claims[-1]
+
+        entries = self._log.claim(make)
+        return [*entries, structs.replace(claims[-1], number=self._log.number)]
 
     # ---- Calls of tasks ----
 
@@ -233,7 +260,7 @@ class Coordinator:
                 if batch.number == task.batch:
                     return self._begun(operator, batch, request)
             # Of the last batch an entry may or may not be in the log, or an accepted ack waits for one.
-            self._make_durable(batch, operator, self._clock.monotonic_s())
+            self._writer.make_durable(batch, operator, self._clock.monotonic_s())
 
     def _begun(self, operator: ActiveOperator, batch: Batch, request: Begin) -> Begun:
         task, own = request.task, batch.operators[operator.config.uid]
@@ -322,7 +349,7 @@ class Coordinator:
         if acks is None:
             return Acked(outcome)
         if is_complete:
-            self._make_durable(batch, operator, received_s)
+            self._writer.make_durable(batch, operator, received_s)
         elif own.metrics is None:
             section, _ = operator.section(own, acks)
             now_s = self._clock.monotonic_s()
@@ -345,6 +372,9 @@ class Coordinator:
         if self._stopped is not None:
             raise self._stopped
 
+    def _stop(self, error: StatelogError) -> None:
+        self._stopped = error
+
     def _require_begun(self, task: TaskId) -> Batch:
         batch = self._batch
         if batch is not None and task.batch < batch.number:
@@ -356,114 +386,6 @@ class Coordinator:
                 f" begun batch {task.batch}."
             )
         return batch
-
-    # ---- Checkpoints ----
-
-    def _make_durable(self, batch: Batch, last: ActiveOperator, received_s: float) -> None:
-        """Return once everything that has been accepted of a complete batch is durable.
-
-        `last` is the operator whose ack has completed or changed the batch, and came at `received_s`.
-        """
-        with self._append_lock:
-            with self._lock:
-                self._require_running()
-                if batch.is_settled:
-                    return
-                accepted = batch.accepted
-                acks: dict[str, list[AcceptedAck]] = {}
-                for uid, own in batch.operators.items():
-                    counted = self._operators[uid].counted(own)
-                    assert counted is not None, "the batch is complete"
-                    acks[uid], own.is_written = counted, True
-            self._append(batch, acks, accepted, last, received_s)
-
-    def _append(
-        self, batch: Batch, acks: dict[str, list[AcceptedAck]], accepted: int, last: ActiveOperator, received_s: float
-    ) -> None:
-        """Append the entry of a batch's acks; the append lock is held."""
-        self._step(Step.LAST_ACK, batch)
-        for uid in acks:
-            rewrite_snapshots(acks[uid], self._store, self._inventory, self._operators[uid].name)
-        kept = [self._oldest_retained(batch), *self._held_batches, *self._inventory.points.pending]
-        oldest = max(self._retained_from, min(kept))
-        changes_from = self._inventory.changes_from(oldest)
-        log_start = self.history.log_start(oldest, batch.number, changes_from)
-        repeated = {
-            operator.identity: base_map
-            for operator in self._operators.values()
-            if (base_map := self._inventory.base_map_to_repeat(operator.identity, batch.number)) is not None
-        }
-        sections: list[Section] = []
-        payload: list[bytes] = []
-        for uid, operator in self._operators.items():
-            base_map = repeated.get(operator.identity)
-            ranges = None if base_map is None else base_map.ranges
-            section, own_payload = operator.section(batch.operators[uid], acks[uid], ranges, sum(map(len, payload)))
-            sections.append(section)
-            payload += own_payload
-        entry = compose_entry(
-            batch,
-            self._roster[0],
-            self.history,
-            sections,
-            epoch=self._epoch,
-            token=self._new_token(),
-            log_start=self._log.number if log_start is None else log_start,
-            retained_from=oldest,
-            parent=self._inventory.parent.to_name(),
-        )
-        files_before = self._log.files_made
-        self._inventory.gate.doubt(entry)
-        try:
-            durable = self._log.append(entry, payload)
-        except FencedError as error:
-            with self._lock:
-                self._stopped = error
-            raise
-        with self._lock:
-            batch.durable, batch.covered = durable, accepted
-            self._retained_from = oldest
-            self._inventory.add(durable, repeated, sum(map(len, payload)))
-            for section in durable.sections:
-                operator = self._operators[section.uid]
-                operator.committed(batch.operators[section.uid], acks[section.uid], Checkpoint.of(durable, section))
-        durable_s = self._clock.monotonic_s()
-        self._step(Step.DURABLE, batch)
-        for section in durable.sections:
-            operator, own = self._operators[section.uid], batch.operators[section.uid]
-            metrics = own.metrics
-            if metrics is None or operator is last:
-                is_last = operator is last
-                metrics = operator.measure(
-                    own,
-                    section,
-                    acks[section.uid],
-                    revision=durable.revision,
-                    last_ack_s=received_s if is_last else durable_s,
-                    end_s=durable_s,
-                    log_files=self._log.files_made - files_before if is_last else 0,
-                    measured=self._measurements.take() if is_last else Recorded(),
-                )
-            operator.publish(metrics, acks[section.uid])
-        with self._lock:
-            self._inventory.release(durable, oldest, self._log, changes_from)
-            self._inventory.find_log_holder(oldest, self._most_log_bytes)
-
-    def _most_log_bytes(self, identity: str) -> float:
-        """How much of the log an operator may hold back before it has to materialize its state."""
-        operators = self._operators.values()
-        base_bytes = sum(operator.policy.schedule.base_bytes for operator in operators)
-        factor = next(one.config.options.max_log_to_base for one in operators if one.identity == identity)
-        return max(factor * base_bytes, self._least_log_bytes)
-
-    def _step(self, step: Step, batch: Batch) -> None:
-        observers = {id(config.options.observer): config.options.observer for config in self._roster}
-        for observer in observers.values():
-            observer.step(step, batch.number, -1)
-
-    def _oldest_retained(self, batch: Batch) -> int:
-        """The oldest batch that a rewind can reach once the checkpoint of a batch is durable."""
-        return batch.number - self._options.retained_checkpoints + 1
 
     # ---- Looks from outside ----
 
@@ -506,20 +428,22 @@ class Coordinator:
         """
         with self._lock:
             current = self._batch
-            is_there = current is not None and batch >= self._oldest_retained(current) and self.history.has_batch(batch)
+            is_there = (
+                current is not None and batch >= self._writer.oldest_retained(current) and self.history.has_batch(batch)
+            )
             history = self.history.copy() if is_there else None
             if is_there:
-                self._held_batches.append(batch)
+                self._writer.held_batches.append(batch)
         try:
             yield history
         finally:
             with self._lock:
                 if is_there:
-                    self._held_batches.remove(batch)
+                    self._writer.held_batches.remove(batch)
 
     def close(self) -> None:
         """Stop serving tasks, release the log, and delete the objects that no entry references."""
-        with self._append_lock, self._lock:
+        with self._writer.appending, self._lock:
             if self._is_closed:
                 return  # the files there may belong to another start by now
             self._is_closed = True

@@ -47,6 +47,8 @@ class DeletionGate:
         self._is_pinned = is_pinned
         # Each is replaced as a whole, so that the deleting thread sees either the old or the new state.
         self._in_doubt: frozenset[str] = frozenset()
+        self.doubted = 0
+        """How many entries were about to be written since the last one that was durable."""
         self._live = (0, 0)
         self._log_from = ""
 
@@ -78,10 +80,11 @@ class DeletionGate:
             names |= {run.name for base in section.bases for level in base.levels for run in level.runs}
             names |= {run.name for base_range in section.base_ranges or () for run in base_range.runs}
         self._in_doubt |= names
+        self.doubted += 1
 
     def settle(self, log_from: str) -> None:
         """An entry is durable: it replaces those in doubt, and needs the log from the file `log_from` on."""
-        self._in_doubt = frozenset()
+        self._in_doubt, self.doubted = frozenset(), 0
         self._log_from = log_from
 
     def begin(self, epoch: int, batch: int) -> None:

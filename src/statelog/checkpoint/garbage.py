@@ -383,20 +383,13 @@ class Inventory:
             self.deleter.delete(orphans)
         self._store.remove_unfinished("", clock.now_s() - min_age_s)
 
-    def add(
-        self,
-        entry: QueryCheckpoint,
-        repeated: Mapping[str, BaseMap],
-        payload_bytes: int,
-        *,
-        may_replace: bool = False,
-    ) -> None:
+    def add(self, entry: QueryCheckpoint, repeated: Mapping[str, BaseMap], payload_bytes: int) -> None:
         """Count the files of a durable checkpoint, and drop those of the checkpoints that it replaces.
 
         `repeated` has the base maps that its sections repeat, by operator; `payload_bytes` is the entry's size without
-        the index; `may_replace` is that of :meth:`Line.add`.
+        the index.
         """
-        replaced = self.query.add(entry, may_replace=may_replace)
+        replaced = self.query.add(entry, may_replace=self.gate.doubted > 1)
         self._entry_bytes[entry.batch] = payload_bytes
         for section in entry.sections:
             record = self.query.histories[section.identity].latest_record

@@ -414,11 +414,11 @@ def _roster(
 
 def _keeps(
     plans: Sequence[OperatorPlan], query: StreamingQuery, batch: int, store: Store
-) -> Callable[[QueryHistory], bool]:
+) -> Callable[[QueryHistory], bool] | None:
     """Whether the checkpoint of a start's first batch stays: Spark repeats it, and its stored output is whole."""
     output = next((plan for plan in plans if plan.stores_output), None)
     if output is None:
-        return lambda _: False
+        return None
 
     def keeps(history: QueryHistory) -> bool:
         # What a rewind took back is not on the line, so the user does not want another result.

@@ -156,7 +156,7 @@ class LocalQuery:
         self.first_batch = -1
         self.coordinator: Coordinator
         self.directory = directory
-        self.keeps: Callable[[QueryHistory], bool] = lambda history: False
+        self.keeps: Callable[[QueryHistory], bool] | None = None
         """Whether the next start keeps the stored checkpoint of its first batch; tests may replace it."""
         self.place: Callable[[int], int] = lambda subtask: 0
         """The host of a subtask's next attempt, from 0; tests may replace it. Files stay on their host."""
