@@ -433,7 +433,7 @@ def test_the_consumers_of_one_operator_keep_no_changes_of_another(tmp_path: Path
 
 def held_back(made: Inventory, oldest: int, most_bytes: float) -> dict[str, int]:
     """The operators that hold the log back, and up to which batch each has to materialize its state."""
-    made.find_log_holder(oldest, most_bytes)
+    made.find_log_holder(oldest, lambda _: most_bytes)
     found = {identity: made.needed_by(identity) for identity in made.query.histories}
     return {identity: batch for identity, batch in found.items() if batch is not None}
 
