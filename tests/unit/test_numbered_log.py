@@ -80,7 +80,7 @@ def test_closing_closes_the_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "news",
-    [{"follows": b"an id"}, {"follows": b""}, {"renames": {"a-1": "b"}}, {"ended": ["a-1"]}, {"begins_at": 0}],
+    [{"follows": b"an id"}, {"renames": {"a-1": "b"}}, {"ended": ["a-1"]}, {"begins_at": 0}],
     ids=str,
 )
 def test_a_claim_with_news_stays_even_if_it_is_all_that_the_log_holds(tmp_path: Path, news: dict[str, Any]) -> None:
@@ -90,6 +90,13 @@ def test_a_claim_with_news_stays_even_if_it_is_all_that_the_log_holds(tmp_path: 
     assert numbers(tmp_path) == [1]
     [claim] = make_log(LocalStore(tmp_path)).claim(make_claim("b"))
     assert claim == replace(make_claim("a")(1), number=1, **news)
+
+
+def test_a_claim_of_a_start_that_has_nothing_before_it_is_no_news(tmp_path: Path) -> None:
+    log = make_log(LocalStore(tmp_path))
+    log.claim(lambda epoch: replace(make_claim("a")(epoch), follows=b""))
+    log.close()
+    assert numbers(tmp_path) == []
 
 
 def test_a_claim_goes_with_its_run_only_if_it_is_all_that_the_log_holds(tmp_path: Path) -> None:
