@@ -63,8 +63,8 @@ class QueryRunner:
         self.clock = ManualClock(_CLOCK_START_S)
         self.times: dict[int, BatchTime] = {}
         """Of each batch; those of others are 1000 milliseconds and the batch's number."""
-        self.keeps: Callable[[QueryHistory], bool] = lambda _: False
-        """Whether the next start keeps the stored checkpoint of its first batch."""
+        self.keeps: Callable[[QueryHistory], bool] | None = None
+        """Whether the next start keeps the stored checkpoint of its first batch; None if it does not ask."""
         self.crash_points: defaultdict[str, CrashPoint] = defaultdict(lambda: CrashPoint(options.observer))
         """By operator."""
         self.runs = self.attempts = 0

@@ -1,14 +1,12 @@
-"""Branches and renamed operators: logs with links, notes of parents, and the pins that keep the parents' files.
+"""Branches: logs with links and the name of the parent, and the pins that keep the parent's files.
 
 Links are absolute, so the locations of these fixtures have a scheme that leads to a test's folder.
-``python -m tests.compat.test_branches NAME`` writes the fixture of a new version; a fixture is never changed.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, Final
 import pytest
 
 import statelog
+from statelog.checkpoint.query_history import read_history
 from statelog.log.open import open_location
 from statelog.storage import LocalStore, Store
 from tests.compat.test_fixtures import fixture_hash
@@ -36,9 +35,9 @@ def open_place(location: str) -> Store:
 class Placed(Engine):
     """An operator at a location of the fixture."""
 
-    def __init__(self, folder: str, *, scratch: Path, uid: str = "op", query_id: str = "query") -> None:
+    def __init__(self, folder: str, *, scratch: Path, query_id: str = "query") -> None:
         own = scratch / f"scratch-{folder}"
-        super().__init__(own, fixture_hash, query_id=query_id, uid=uid, open_store=open_location)
+        super().__init__(own, fixture_hash, query_id=query_id, open_store=open_location)
         self.folder = folder
 
     @property
@@ -56,8 +55,9 @@ class Placed(Engine):
 
 
 def write(directory: Path) -> None:
-    """Write the fixture: a query and its branch, or if its name begins with `rename` one where op is other now."""
+    """Write the fixture: a query and its branch."""
     directory.mkdir(parents=True)
+    statelog.register_store("compat", open_place)
     with tempfile.TemporaryDirectory() as scratch:
         PLACES.append(directory)
         operator = Placed("parent", scratch=Path(scratch))
@@ -65,14 +65,10 @@ def write(directory: Path) -> None:
         for batch in BATCHES:
             operator.run(batch, ("append", str(batch)))
         operator.coordinator.close()
-        checkpoint = Path(scratch) / "checkpoint"
+        checkpoint, new = Path(scratch) / "checkpoint", Path(scratch) / "branch"
         _write_spark_files(checkpoint)
-        if directory.name.startswith("rename"):
-            statelog.rename(checkpoint, "op", "other", location=operator.location)
-        else:
-            new = Path(scratch) / "branch"
-            made = statelog.branch(checkpoint, new, location=operator.location, new_location="compat:/branch")
-            (directory / "query-id").write_text(made.query_id)
+        made = statelog.branch(checkpoint, new, location=operator.location, new_location="compat:/branch")
+        (directory / "query-id").write_text(made.query_id)
 
 
 def _write_spark_files(checkpoint: Path) -> None:
@@ -85,19 +81,13 @@ def _write_spark_files(checkpoint: Path) -> None:
         (checkpoint / "commits" / str(batch)).write_text("v1\n{}")
 
 
-@pytest.fixture
+@pytest.fixture(params=sorted(FIXTURES.glob("*")), ids=lambda path: path.name)
 def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The folder of a fixture's copy."""
     statelog.register_store("compat", open_place)
     shutil.copytree(request.param, tmp_path, dirs_exist_ok=True)
     PLACES.append(tmp_path)
     return tmp_path
-
-
-def each(pattern: str) -> pytest.MarkDecorator:
-    """Parametrize a test with the fixtures of some names."""
-    found = sorted(FIXTURES.glob(pattern))
-    return pytest.mark.parametrize("fixture", found, ids=[path.name for path in found], indirect=True)
 
 
 def require_goes_on(operator: Placed, own: str) -> None:
@@ -114,7 +104,6 @@ def branch_of(fixture: Path) -> Placed:
     return Placed("branch", query_id=(fixture / "query-id").read_text(), scratch=fixture)
 
 
-@each("branch*")
 def test_a_branch_and_its_parent_go_on(fixture: Path) -> None:
     [pin] = statelog.list_pins("compat:/parent")
     assert pin.batch == BATCHES[-1]
@@ -123,7 +112,6 @@ def test_a_branch_and_its_parent_go_on(fixture: Path) -> None:
     require_goes_on(branch_of(fixture), "branch")
 
 
-@each("branch*")
 def test_a_branch_gives_its_parents_files_back(fixture: Path) -> None:
     branch = branch_of(fixture)
     branch.options = replace(
@@ -134,17 +122,7 @@ def test_a_branch_gives_its_parents_files_back(fixture: Path) -> None:
         branch.clock.advance(100)
         branch.run(batch, ("append", str(batch)))
     assert statelog.list_pins("compat:/parent") == []
-    assert not (fixture / "branch" / "op" / "parent.json").exists()
+    assert read_history(open_location("compat:/branch")).parent is None
     shutil.rmtree(fixture / "parent")
     branch.start(2, 20, keep_local=False)
     assert branch.elements(20) == [[str(number) for number in range(20)]] * 3
-
-
-@each("rename*")
-def test_a_renamed_operator_goes_on(fixture: Path) -> None:
-    require_goes_on(Placed("parent", uid="other", scratch=fixture), "own")
-
-
-if __name__ == "__main__":
-    statelog.register_store("compat", open_place)
-    write(FIXTURES / sys.argv[1])

@@ -1,13 +1,11 @@
 """Pins of consumers: one keeps the changes since a batch (``max_bytes``), one also the state there (``state_at``).
 
-The query has given up what they keep. ``python -m tests.compat.test_consumers NAME`` writes the fixture of a new
-version; a fixture is never changed.
+The query has given up what they keep.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -20,6 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, StateMissingError
 from statelog.checkpoint.pins import Pin, consumer_pins
+from statelog.checkpoint.query_history import read_history
 from statelog.reading.changes import changed_rows
 from statelog.reading.consumer import ChangeConsumer, Position
 from statelog.reading.source import open_source
@@ -28,6 +27,7 @@ from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
 from statelog.testing.harness import parts_of
 from tests.compat.stored import read_query, write_query
+from tests.model.stored_files import is_pin
 
 FIXTURES: Final = Path(__file__).parent / "consumers"
 TIMES_MS: Final = [1_000 * (batch + 1) for batch in range(10)]
@@ -99,7 +99,7 @@ def write(directory: Path) -> None:
     (directory / "positions").write_text(json.dumps(positions))
 
 
-@pytest.fixture(params=sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.fixture(params=sorted(FIXTURES.glob("*")), ids=lambda path: path.name)
 def fixture(request: pytest.FixtureRequest) -> Path:
     path: Path = request.param
     return path
@@ -114,7 +114,8 @@ def position_of(fixture: Path, name: str) -> Position:
 
 
 def standing(location: str) -> list[Pin]:
-    return [pin for _, pin in consumer_pins(LocalStore(location), "main", time.time())]
+    store = LocalStore(location)
+    return [pin for _, pin in consumer_pins(store, read_history(store).names["main"], time.time())]
 
 
 @pytest.mark.parametrize("name", ["changes", "state"])
@@ -149,13 +150,9 @@ def test_a_consumer_goes_on_where_it_has_stopped(fixture: Path, name: str) -> No
 def test_nothing_else_keeps_the_changes(fixture: Path, name: str) -> None:
     """Without the pins they are gone: the fixture's log has given them up."""
     snapshot = read_query(fixture / "location", make_harness(), TIMES_MS)
-    objects = {path: data for path, data in snapshot.query.objects.items() if "/pins/" not in path}
+    objects = {path: data for path, data in snapshot.query.objects.items() if not is_pin(path)}
     unpinned = replace(snapshot, query=replace(snapshot.query, objects=objects))
     with Harness.restore(unpinned, Sum()) as harness:
         consumer = open_consumer(parts_of(harness).query.location, with_before=name == "state")
         with pytest.raises(StateMissingError):
             consumer.newest(position_of(fixture, name))
-
-
-if __name__ == "__main__":
-    write(FIXTURES / sys.argv[1])

@@ -1,15 +1,13 @@
-"""Locations written by every version of the format are read as they were meant.
-
-``python -m tests.compat.test_fixtures NAME`` writes the fixture of a new version; a fixture is never changed.
-"""
+"""Locations of keyed state, written by every version of the format, are read as they were meant."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 import xxhash
@@ -41,7 +39,18 @@ def expected() -> Model:
     return model
 
 
-def write(directory: Path, form: str) -> None:
+FORMS: Final = ("across", "within", "materialized")
+
+
+def write(directory: Path) -> None:
+    """Write the fixture: a location of each form."""
+    for form in FORMS:
+        with tempfile.TemporaryDirectory() as scratch:
+            write_location(Path(scratch), form)
+            shutil.copytree(f"{scratch}/location", directory / form)
+
+
+def write_location(directory: Path, form: str) -> None:
     """Write a location with two epochs, a change of parallelism, and inline and uploaded changesets.
 
     The form ``materialized`` has bases beside them, also pieces of those of the first epoch.
@@ -61,7 +70,7 @@ def write(directory: Path, form: str) -> None:
     engine.coordinator.close()
 
 
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}")
 @pytest.mark.parametrize(("table", "parallelism"), [("runs", 1), *((table, n) for table in TABLES for n in (3, 4))])
 def test_fixture_is_read_and_goes_on(fixture: Path, table: str, parallelism: int, tmp_path: Path) -> None:
     shutil.copytree(fixture, tmp_path / "location")
@@ -87,13 +96,4 @@ def run_and_compare(engine: Engine, batch: int, rows: list[tuple[Key, Command]],
 
 
 def test_every_form_has_a_fixture() -> None:
-    names = {"v1-within", "v2-across", "v2-within", "v2-materialized", "log2-across", "log2-materialized"}
-    assert {path.name for path in FIXTURES.iterdir()} >= names
-
-
-if __name__ == "__main__":
-    for form in sys.argv[2:]:
-        scratch = FIXTURES / "scratch"
-        write(scratch, form)
-        (scratch / "location").rename(FIXTURES / f"{sys.argv[1]}-{form}")
-        shutil.rmtree(scratch)
+    assert {path.name for path in FIXTURES.glob("v1/*")} == set(FORMS)

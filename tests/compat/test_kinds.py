@@ -1,11 +1,7 @@
-"""A location with timers, TTL, reducing and aggregating states and a deleted one, by versions 1 and 2 of the log.
-
-``python -m tests.compat.test_kinds NAME`` writes the fixture of a new version; a fixture is never changed.
-"""
+"""A location with timers, TTL, reducing and aggregating states and a deleted one, as each version has stored it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,7 +84,7 @@ def write(directory: Path) -> None:
         write_query(directory, harness)
 
 
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.glob("*")), ids=lambda path: path.name)
 @pytest.mark.parametrize("parallelism", [1, 3, 4])
 def test_fixture_is_read(fixture: Path, parallelism: int) -> None:
     with Harness.restore(
@@ -106,7 +102,3 @@ def test_fixture_is_read(fixture: Path, parallelism: int) -> None:
             ("b", 9_000, 9, 5.0),
             (None, 8_000, 8, 8.0),
         ]
-
-
-if __name__ == "__main__":
-    write(FIXTURES / sys.argv[1])

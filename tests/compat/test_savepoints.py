@@ -1,13 +1,8 @@
-"""Savepoints written by every version of the layout can be restored.
-
-``python -m tests.compat.test_savepoints NAME`` writes the fixture of a new version; a fixture is never changed.
-"""
+"""Savepoints written by every version of the layout can be restored."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,22 +11,24 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog.checkpoint.history import History
-from statelog.log.open import open_location, open_log
+from statelog.log.open import open_location
 from statelog.options import Options
-from statelog.reading.manifest import Manifest, SavedOperator
+from statelog.reading.manifest import Manifest
 from statelog.reading.parts import one_by_one
-from statelog.savepoints.load import RestoreTarget, restore_operator
-from statelog.savepoints.save import save_operator
-from statelog.testing import Harness
+from statelog.savepoints.load import RestoreTarget, restore_operators
+from statelog.testing.arguments import OperatorArguments
 from statelog.testing.clock import ManualClock
-from statelog.testing.harness import parts_of
-from tests.compat.test_fixtures import KEYS, SCRIPT, expected, fixture_hash, write
-from tests.model.engine import Engine
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.unkeyed import UnkeyedQuery
+from tests.compat.test_fixtures import KEYS, SCRIPT, expected, fixture_hash
+from tests.model.engine import command_query, command_rows
+from tests.query_runner import QueryRunner
+from tests.reading.saved import save
 
 FIXTURES = Path(__file__).parent / "savepoints"
 BATCH = len(SCRIPT) - 1
 WORDS = ["a", "b", "c", "d", "e", "f"]
+OPTIONS = Options(file_merging="across", merge_fan_in=2, orphan_min_age_s=0)
 
 
 class Collect(statelog.OperatorProcessor):
@@ -57,85 +54,62 @@ class Collect(statelog.OperatorProcessor):
         pass
 
 
-def collecting(parallelism: int) -> Harness:
-    return Harness(
-        Collect(),
-        input="word string",
-        output="json string",
-        broadcast="name string, n long",
-        parallelism=parallelism,
-        uid="words",
-    )
-
-
-def save(location: str, uid: str, batch: int, target: Path) -> SavedOperator:
-    store = open_location(location)
-    history = History(open_log(store, uid, Options(), ManualClock()).read())
-    return save_operator(history, batch, uid, location=location, target=str(target), run_all=one_by_one)
-
-
 def restored(target: Path, directory: Path) -> Manifest:
     """Restore all operators of a savepoint for a query named ``query``."""
     manifest = Manifest.read(open_location(str(target)), str(target))
     where = RestoreTarget(
         str(directory / "location"), "query", "restore", manifest.batch, Options(), ManualClock(), lambda: b"t" * 16
     )
-    for operator in manifest.operators:
-        restore_operator(operator, str(target), where, one_by_one)
+    restore_operators(manifest.operators, str(target), where, one_by_one)
     return manifest
 
 
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_keyed_state_is_restored(fixture: Path, parallelism: int, tmp_path: Path) -> None:
+def keyed() -> KeyedQuery:
+    return command_query("op", fixture_hash, OPTIONS)
+
+
+def collecting() -> UnkeyedQuery:
+    arguments = OperatorArguments(
+        input="word string", output="json string", broadcast="name string, n long", uid="words"
+    )
+    return UnkeyedQuery(Collect(), arguments, OPTIONS)
+
+
+def runner(directory: Path) -> QueryRunner:
+    """A query of both operators."""
+    return QueryRunner(directory, OPTIONS, open_store=open_location)
+
+
+def write(directory: Path) -> None:
+    """Write the fixture: a savepoint of both operators."""
+    with tempfile.TemporaryDirectory() as scratch:
+        query, op, words = runner(Path(scratch)), keyed(), collecting()
+        query.start([op.operator, words.operator], 2, 0)
+        for batch, rows in enumerate(SCRIPT):
+            query.run_operator("op", batch, command_rows(op, rows))
+            new, rules = {0: (WORDS[:4], [("x", 1)]), BATCH: (WORDS[4:], [("y", 2)])}.get(batch, ([], []))
+            query.run_operator("words", batch, words.data([(word,) for word in new], rules))
+        query.stop()
+        offsets, commits = {str(BATCH): "v1\n{}\n{}"}, {str(BATCH): "v1\n{}"}
+        save(query.location, directory, BATCH, offsets=offsets, commits=commits)
+
+
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.glob("*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_all_state_is_restored(fixture: Path, parallelism: int, tmp_path: Path) -> None:
+    """Keyed state, and operator state, which is dealt out to the subtasks."""
     assert restored(fixture, tmp_path).batch == BATCH
-    engine = Engine(tmp_path, fixture_hash)
-    engine.start(parallelism, BATCH + 1)
+    query, op, words = runner(tmp_path), keyed(), collecting()
+    query.start([op.operator, words.operator], parallelism, BATCH + 1)
     model = expected()
-    found = [
-        output
-        for subtask, part in enumerate(engine.parts([(key, ("read",)) for key in KEYS]))
-        for output in engine.run_commands(BATCH + 1, subtask, part)
-    ]
+    outputs = query.run_operator("op", BATCH + 1, command_rows(op, [(key, ("read",)) for key in KEYS]))
+    found = [json.loads(text) for output in outputs for text in output.column(0).to_pylist()]
     wanted = [[list(key), model.run(key, ("read",))] for key in KEYS]
     assert sorted(found, key=json.dumps) == sorted(wanted, key=json.dumps)
-
-
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_operator_state_is_dealt_out(fixture: Path, parallelism: int, tmp_path: Path) -> None:
-    restored(fixture, tmp_path)
-    with collecting(1) as harness:
-        for _ in range(BATCH + 1):
-            harness.push([])
-        query = parts_of(harness).query
-        query.coordinator.close()
-        query.release()
-        shutil.rmtree(query.location)
-        shutil.copytree(tmp_path / "location", query.location)
-        harness.restart(parallelism)
-        states = [json.loads(row.json) for row in harness.push([])]
+    outputs = query.run_operator("words", BATCH + 1, words.data([], []))
+    states = [json.loads(text) for output in outputs for text in output.column(0).to_pylist()]
     assert len(states) == parallelism
-    assert sorted(word for words, _, _ in states for word in words) == WORDS
+    assert sorted(word for own, _, _ in states for word in own) == WORDS
     assert all(sorted(union) == WORDS for _, union, _ in states)
     assert all(rules == {"x": 1, "y": 2} for _, _, rules in states)
-
-
-def write_fixture(target: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        write(Path(scratch), "across")
-        operators = [save(f"{scratch}/location", "op", BATCH, target)]
-    with collecting(2) as harness:
-        harness.push([(word,) for word in WORDS[:4]], broadcast=[("x", 1)])
-        for _ in range(BATCH - 1):
-            harness.push([])
-        harness.push([(word,) for word in WORDS[4:]], broadcast=[("y", 2)])
-        operators.append(save(parts_of(harness).query.location, "words", BATCH, target))
-    texts = {"offsets": {str(BATCH): "v1\n{}\n{}"}, "commits": {str(BATCH): "v1\n{}"}}
-    Manifest(batch=BATCH, query_id="query", taken_ms=0, sources=[], operators=operators, **texts).write(
-        open_location(str(target))
-    )
-
-
-if __name__ == "__main__":
-    write_fixture(FIXTURES / sys.argv[1])
+    query.stop()

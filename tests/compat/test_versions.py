@@ -16,7 +16,7 @@ from statelog.runs import format as run_format
 FIXTURES: Final = Path(__file__).parent
 PAGE: Final = Path(__file__).parents[2] / "docs" / "versioning.md"
 ROW: Final = re.compile(r"^\| ([a-z ]+?)(?:,[^|]*)? \| (\d)(?: to (\d))? \| [^|]* \|$", re.MULTILINE)
-SEALED: Final = {"statelog pin": "pin", "statelog parent": "parent", "statelog savepoint": "savepoint"}
+SEALED: Final = {"statelog pin": "pin", "statelog savepoint": "savepoint"}
 MAGICS: Final = {
     "log entry": re.compile(rb"SLE(\d)"),
     "run": re.compile(rb"SLRUN\0\0(.)", re.DOTALL),
@@ -44,7 +44,7 @@ def _versions(path: Path) -> Iterator[tuple[str, int]]:
     data = path.read_bytes()
     if path.suffix == ".json":
         document = json.loads(data)
-        yield SEALED[document.get("kind", "statelog savepoint")], document["version"]
+        yield SEALED[document["kind"]], document["version"]
     for kind, magic in MAGICS.items():
         for [version] in magic.findall(data):
             yield kind, version if version < ord("0") else version - ord("0")
@@ -53,7 +53,7 @@ def _versions(path: Path) -> Iterator[tuple[str, int]]:
 def test_every_version_that_can_be_read_has_a_fixture() -> None:
     found = stored()
     # The bytes of a sketch are values of an uncompressed or compressed column; test_aggregates reads them.
-    assert (FIXTURES / "aggregates" / "sketches1").exists()
+    assert (FIXTURES / "aggregates" / "v1").exists()
     assert documented() == {**found, "sketch": {1}}
 
 

@@ -1,12 +1,7 @@
-"""Windows whose results the user's own functions compute, as earlier versions stored them.
-
-``rows`` was written when rows were stored one at a time. ``python -m tests.compat.test_window_results NAME`` writes the
-fixture of a new version; a fixture is never changed.
-"""
+"""Windows whose results the user's own functions compute row by row, as each version has stored them."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -77,7 +72,7 @@ def write(directory: Path) -> None:
 
 @pytest.mark.parametrize("results", EXPECTED)
 @pytest.mark.parametrize("windows", WINDOWS)
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.glob("*")), ids=lambda path: path.name)
 def test_open_windows_go_on(fixture: Path, windows: str, results: str) -> None:
     made = plan(windows, results)
     snapshot = read_query(fixture / windows / results, make_harness(windows, made), [1_000])
@@ -85,7 +80,3 @@ def test_open_windows_go_on(fixture: Path, windows: str, results: str) -> None:
         found = harness.push(rows_at(SECOND), 2_000)
         found += [] if windows == "count" else harness.advanceWatermark(1_000)
     assert sorted((row[-1] for row in found), key=str) == sorted(map(EXPECTED[results], in_windows(windows)), key=str)
-
-
-if __name__ == "__main__":
-    write(FIXTURES / sys.argv[1])

@@ -1,13 +1,8 @@
-"""Aggregates in windows as earlier versions stored them.
-
-``rows`` was written when they took in a row at a time, ``columns`` when they took columns.
-``python -m tests.compat.test_windows NAME`` writes the fixture of a new version; a fixture is never changed.
-"""
+"""Aggregates in windows, computed on columns, as each version has stored them."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,7 +106,7 @@ OPEN: Final = {
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.glob("*")), ids=lambda path: path.name)
 def test_windows_of_a_fixture_are_read_without_the_query(fixture: Path, windows: str, tmp_path: Path) -> None:
     location = shutil.copytree(fixture / windows, tmp_path / "location")  # a reader writes a pin
     rows = statelog.read_state(location, state="windows").read_all().to_pylist()
@@ -123,7 +118,7 @@ def test_windows_of_a_fixture_are_read_without_the_query(fixture: Path, windows:
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.glob("*")), ids=lambda path: path.name)
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_fixture_is_read(fixture: Path, windows: str, parallelism: int) -> None:
     snapshot = read_query(fixture / windows, make_harness(windows), [1_000])
@@ -146,11 +141,3 @@ def test_fixture_is_read(fixture: Path, windows: str, parallelism: int) -> None:
         ),
         key=str,
     )
-
-
-def test_both_forms_have_a_fixture() -> None:
-    assert {path.name for path in FIXTURES.iterdir()} >= {"rows", "columns"}
-
-
-if __name__ == "__main__":
-    write(FIXTURES / sys.argv[1])

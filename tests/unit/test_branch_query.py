@@ -105,6 +105,7 @@ def test_a_branch_begins_with_the_entries_that_its_checkpoint_needs(tmp_path: Pa
             log_start=1,
             retained_from=5,
             parent=PARENT,
+            cuts=[],
             number=entry.number,
             offset=entry.offset,
         )
