@@ -27,7 +27,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(name="saved")
 def make_saved(tmp_path: Path) -> Path:
     target = tmp_path / "saved"
-    statelog.savepoint(StoredQuery(tmp_path / "query").run({"op": None}, range(3)).checkpoint, target)
+    statelog.savepoint(StoredQuery(tmp_path / "query").run(["op"], range(3)).checkpoint, target)
     return target
 
 
@@ -117,7 +117,7 @@ def test_a_savepoint_below_what_is_restored_can_be_claimed(saved: Path, tmp_path
     assert saved_values(tmp_path / "again") == {"op": 2}
 
 
-@pytest.mark.parametrize("folder", ["offsets", "statelog/op", "statelog/op/runs/1"])
+@pytest.mark.parametrize("folder", ["offsets", "statelog", "statelog/op/runs/1"])
 def test_a_savepoint_among_what_is_restored_is_refused(folder: str, saved: Path, tmp_path: Path) -> None:
     root = tmp_path / "new"
     shutil.copytree(saved, root / folder / "monday")
@@ -181,7 +181,7 @@ def test_a_savepoint_that_was_finished_meanwhile_is_left_alone(tmp_path: Path) -
 
 
 def test_a_savepoint_that_is_being_written_is_in_the_way(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query").run({"op": None}, range(1))
+    query = StoredQuery(tmp_path / "query").run(["op"], range(1))
     begin_target(LocalStore(str(tmp_path / "saved")), "saved", b"token")
     with pytest.raises(ConfigurationError, match="another savepoint is being written"):
         statelog.savepoint(query.checkpoint, tmp_path / "saved")
@@ -192,7 +192,7 @@ def test_a_savepoint_that_is_being_written_is_in_the_way(tmp_path: Path) -> None
 
 def test_operators_and_states_with_similar_names_have_files_of_their_own(tmp_path: Path) -> None:
     names = ["a\N{NON-BREAKING HYPHEN}b", "a 11b", "A", "a"]
-    query = StoredQuery(tmp_path).run(dict.fromkeys(names), range(2), states=names)
+    query = StoredQuery(tmp_path).run(names, range(2), states=names)
     saved = statelog.savepoint(query.checkpoint, tmp_path / "saved")
     manifest = json.loads((tmp_path / "saved" / "manifest.json").read_bytes())
     found = {

@@ -19,8 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError
-from statelog.checkpoint.history import History
-from statelog.log.open import open_log
+from statelog.checkpoint.query_history import read_history
 from statelog.operators.keyed.timers import timer_descriptor
 from statelog.reading.parts import one_by_one
 from statelog.reading.tables import Positions, StateColumns
@@ -231,7 +230,8 @@ def test_a_list_larger_than_a_slice_is_saved_and_loaded_whole(tmp_path: Path) ->
                 commands.append(((number, None), ("append", held[number][-1])))
         engine.run_commands(batch, 0, commands)
     location, target = str(engine.location), str(tmp_path / "saved")
-    history = History(open_log(LocalStore(location), engine.uid, engine.options, engine.clock).read())
+    history = read_history(LocalStore(location)).of(engine.uid)
+    assert history is not None
     latest = history.latest
     assert latest is not None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +20,10 @@ from statelog.spark import checkpoint_location
 from statelog.storage import LocalStore, Store
 from statelog.streams import save_restore
 from statelog.testing.faults import FaultStore
-from tests.compat.test_fixtures import KEYS, expected, fixture_hash, write
-from tests.compat.test_savepoints import BATCH, FIXTURES, restored
-from tests.compat.test_savepoints import save as saved
-from tests.model.engine import Engine
+from tests.compat.test_fixtures import KEYS, expected, write_location
+from tests.compat.test_savepoints import BATCH, FIXTURES, collecting, keyed, restored, runner
+from tests.model.engine import command_rows
+from tests.reading.saved import save as saved
 from tests.stored_query import StoredQuery
 from tests.unit.test_crash_points import KillAt, Killed, When
 
@@ -60,19 +61,22 @@ def deaths(
 
 
 def require_all(directory: Path) -> None:
-    engine = Engine(directory, fixture_hash)
-    engine.start(2, BATCH + 1)
+    """Both operators go on, and the keyed one with all its state."""
+    query, op, words = runner(directory), keyed(), collecting()
+    query.start([op.operator, words.operator], 2, BATCH + 1)
     model = expected()
-    for subtask, part in enumerate(engine.parts([(key, ("read",)) for key in KEYS])):
-        for key, found in engine.run_commands(BATCH + 1, subtask, part):
-            assert found == model.run((key[0], key[1]), ("read",))
+    outputs = query.run_operator("op", BATCH + 1, command_rows(op, [(key, ("read",)) for key in KEYS]))
+    found = [json.loads(text) for output in outputs for text in output.column(0).to_pylist()]
+    wanted = [[list(key), model.run(key, ("read",))] for key in KEYS]
+    assert sorted(found, key=json.dumps) == sorted(wanted, key=json.dumps)
+    query.release()
 
 
 @both
 def test_a_savepoint_that_is_not_finished_is_none_and_harms_nothing(
     when: When, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, "across")
+    write_location(tmp_path, "across")
     location, target = tmp_path / "location", tmp_path / "savepoint"
     before = {path: path.read_bytes() for path in location.rglob("*") if path.is_file()}
 
@@ -81,7 +85,7 @@ def test_a_savepoint_that_is_not_finished_is_none_and_harms_nothing(
         assert {path: path.read_bytes() for path in location.rglob("*") if path.is_file()} == before
         shutil.rmtree(target, ignore_errors=True)
 
-    assert deaths(monkeypatch, when, lambda: saved(str(location), "op", BATCH, target), check) >= 3
+    assert deaths(monkeypatch, when, lambda: saved(str(location), target, BATCH), check) >= 3
 
 
 @both
@@ -99,7 +103,7 @@ def test_a_restore_that_is_not_finished_can_be_repeated(
         try:
             restored(fixture, directory())
         except ConfigurationError as error:
-            assert "holds state already" in str(error), "it had come to the operator's checkpoint"
+            assert "holds state already" in str(error), "it had come to the checkpoint"
             shutil.rmtree(directory())
             restored(fixture, directory())
         require_all(directory())
@@ -115,7 +119,7 @@ def test_a_checkpoint_is_that_of_a_query_once_all_of_it_is_there(
     when: When, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark would start a query with nothing but an id at its first batch."""
-    query = StoredQuery(tmp_path).run({"a": None}, range(3))
+    query = StoredQuery(tmp_path).run(["a"], range(3))
     statelog.savepoint(query.checkpoint, tmp_path / "saved")
     target, interrupted = tmp_path / "restored", []
 
