@@ -218,7 +218,7 @@ def test_nothing_goes_while_a_pin_cannot_be_read(tmp_path: Path) -> None:
     [first, *_] = delete(query.location, dry_run=True)
     name = f"{PINS_FOLDER}/{0:020}-damaged.json"
     LocalStore(query.location).put(name, b"{}")
-    with pytest.raises(CorruptionError, match="nobody knows what a pin keeps.*statelog unpin LOCATION"):
+    with pytest.raises(CorruptionError, match="because a pin cannot be read.*statelog unpin LOCATION"):
         delete(query.location)
     assert (Path(query.location) / first).exists()
     statelog.unpin(query.location, name)

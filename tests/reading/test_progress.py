@@ -77,7 +77,7 @@ def test_a_difference_of_whole_states_tells_both(tmp_path: Path) -> None:
 
 
 def test_savepoints_tell_what_is_read_and_what_is_restored(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path).run({"one": None, "two": None}, range(3))
+    query = StoredQuery(tmp_path).run(["one", "two"], range(3))
     [one, two] = statelog.list_operators(query.checkpoint)
     saved = tmp_path / "saved"
     assert bytes_of(lambda: statelog.savepoint(query.checkpoint, saved)) == one.state_bytes + two.state_bytes

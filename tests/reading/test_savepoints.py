@@ -223,7 +223,7 @@ def test_some_keys_are_found_without_the_others(story: Story, whole: Path, state
 
 
 def test_keys_with_one_hash_are_told_apart(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query").run({"op": None}, range(2))  # all its keys have the hash 0
+    query = StoredQuery(tmp_path / "query").run(["op"], range(2))  # all its keys have the hash 0
     statelog.savepoint(query.checkpoint, tmp_path / "saved")
     [state] = [one for one in read_manifest(tmp_path / "saved").operators[0].states if one.schema.name == "value"]
     path = tmp_path / "saved" / state.files[0].name
@@ -288,17 +288,17 @@ def test_a_time_without_a_zone_is_refused(whole: Path) -> None:
 
 
 def test_operators_are_chosen_and_listed(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path).run({"b": None, "a": tmp_path / "own"}, range(3))
+    query = StoredQuery(tmp_path).run(["b", "a"], range(3))
     statelog.savepoint(query.checkpoint, tmp_path / "saved")
     same(query.checkpoint, tmp_path / "saved", uid="b", state="list")
-    same(tmp_path / "own", tmp_path / "saved", uid="a", state="list")
+    same(Path(query.location), tmp_path / "saved", uid="a", state="list")
     with pytest.raises(ConfigurationError, match="saved has several operators: 'a', 'b'"):
         statelog.read_state(tmp_path / "saved", state="value")
     with pytest.raises(ConfigurationError, match="saved has no operator 'c'; it has 'a', 'b'"):
         statelog.read_state(tmp_path / "saved", "c", state="value")
     assert statelog.list_states(tmp_path / "saved", "b") == statelog.list_states(query.checkpoint, "b")
     own, listed = statelog.list_operators(tmp_path / "saved")
-    [known] = statelog.list_operators(query.checkpoint)
+    _, known = statelog.list_operators(query.checkpoint)
     assert (own.uid, own.location) == ("a", str(tmp_path / "saved"))
     assert (listed.uid, listed.query_id, listed.key, listed.states, listed.batch, listed.batch_time_ms) == (
         known.uid, known.query_id, known.key, known.states, known.batch, known.batch_time_ms
@@ -344,7 +344,7 @@ def test_what_needs_a_log_refuses_a_savepoint(whole: Path, call: Callable[[Path]
 
 
 def test_a_file_named_as_the_manifest_does_not_hide_state(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path).run({"op": None}, range(3))
+    query = StoredQuery(tmp_path).run(["op"], range(3))
     for folder in (query.checkpoint, query.checkpoint / "statelog"):
         (folder / "manifest.json").write_text("{}")
         assert statelog.read_state(folder, state="value").read_all()["value_field"].to_pylist() == [2]

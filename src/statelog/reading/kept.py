@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from statelog.checkpoint.pins import Pin
+from statelog.errors import StatelogError
 from statelog.reading.source import Source, StoredQuery
 from statelog.storage import ObjectInfo
 
@@ -26,12 +27,19 @@ class KeptCheckpoint:
         return self.source.pin is None
 
 
-def kept_checkpoints(
-    query: StoredQuery, identity: str, pins: Iterable[tuple[ObjectInfo, Pin]] = ()
-) -> list[KeptCheckpoint]:
-    """The checkpoints of an operator that its query or some pins keep, by whichever line they lie on.
+def _raise(info: ObjectInfo, pin: Pin, error: StatelogError) -> None:
+    raise error
 
-    Raises CorruptionError or StorageError if the entries that a pin names cannot be read.
+
+def kept_checkpoints(
+    query: StoredQuery,
+    identity: str,
+    pins: Iterable[tuple[ObjectInfo, Pin]] = (),
+    unread: Callable[[ObjectInfo, Pin, StatelogError], None] = _raise,
+) -> list[KeptCheckpoint]:
+    """The checkpoints of an operator that its query or some pins keep, on whichever line they lie.
+
+    `unread` is called if the entries that a pin names cannot be read; by default it raises the error.
     """
     kept: dict[bytes, KeptCheckpoint] = {}
     history = query.history.histories.get(identity)
@@ -43,7 +51,11 @@ def kept_checkpoints(
         if pin.operator(identity) is None:
             continue
         if pin.token not in kept:
-            source = query.pinned(identity, pin)
+            try:
+                source = query.pinned(identity, pin)
+            except StatelogError as error:
+                unread(info, pin, error)
+                continue
             kept[pin.token] = KeptCheckpoint(source, source.needs())
         kept[pin.token].pins.append((info, pin))
     return list(kept.values())

@@ -289,7 +289,7 @@ def list_checkpoints(location: str | Path, uid: str | None = None) -> list[Check
             is_on_line=one.source.is_on_line,
         )
         found.append(info)
-    return sorted(found, key=lambda info: (info.uid, info.batch, info.batch_time_ms))
+    return sorted(found, key=lambda info: (info.uid, info.batch, info.batch_time_ms, info.is_on_line))
 
 
 def _fields(schema: pa.Schema) -> list[str]:

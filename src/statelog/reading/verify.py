@@ -177,12 +177,7 @@ class _Check:
         self.damages: list[Damage] = []
 
     def run(self) -> None:
-        try:
-            kept = kept_checkpoints(self._query, self.identity, self._pins)
-        except StatelogError as error:
-            self.damages.append(_damage(self.uid, error))
-            kept = kept_checkpoints(self._query, self.identity)
-        for one in kept:
+        for one in kept_checkpoints(self._query, self.identity, self._pins, self._note_unread):
             token = one.source.checkpoint.token
             self.kept[token] = one
             has_states = bool(one.source.states)
@@ -197,6 +192,13 @@ class _Check:
             users = [self.kept[token] for token in part.users if token in self.kept]
             if users:
                 self.damages.append(_damage(self.uid, damage, part.stored.name, _batches(users), _names(users)))
+
+    def _note_unread(self, info: ObjectInfo, pin: Pin, error: StatelogError) -> None:
+        """Note that the entries of a pinned checkpoint cannot be read."""
+        if self.identity in self._query.history.histories and pin.is_on_line(self._query.history):
+            self.damages.append(_damage(self.uid, error, batches=[pin.batch]))
+        else:
+            self.damages.append(_damage(self.uid, error, pins=[info.name]))
 
     @property
     def whole(self) -> int | None:
