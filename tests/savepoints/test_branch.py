@@ -15,11 +15,11 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StateMissingError, StorageError
-from statelog.checkpoint.parent import Parent, read_parent
+from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.log.entry import Parent
 from statelog.log.open import open_location
-from statelog.reading.source import read_history
-from statelog.savepoints import branch as save_module
-from statelog.savepoints.branch import branch_operator
+from statelog.savepoints import load as load_module
+from statelog.savepoints.branch import branch_query
 from statelog.savepoints.load import RestoreTarget
 from statelog.spark import checkpoint_location
 from statelog.storage import LocalStore, Store
@@ -29,6 +29,7 @@ from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultStore
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
+from tests.model.stored_files import is_pin
 from tests.reading.story import STATES, Story, hash_of, rows
 from tests.reading.test_pins import Stop
 from tests.savepoints.test_savepoint_faults import deaths
@@ -100,12 +101,16 @@ def test_a_branch_goes_on_from_each_retained_checkpoint(
 
 
 def pins_of(story: Story) -> list[str]:
-    return [info.name for info in LocalStore(story.location).list("op/pins/")]
+    return [info.name for info in LocalStore(story.location).list("pins/")]
+
+
+def log_of(story: Story | OperatorEngine) -> QueryHistory:
+    return read_history(open_location(story.location))
 
 
 def links_of(story: Story | OperatorEngine) -> set[str]:
     """The parent's objects that the branch's log names."""
-    return {name for name in read_history(open_location(story.location), "op").object_names() if is_link(name)}
+    return {name for name in log_of(story).object_names() if is_link(name)}
 
 
 def test_parent_and_branch_go_on_until_the_branch_needs_the_parent_no_more(tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_parent_and_branch_go_on_until_the_branch_needs_the_parent_no_more(tmp_p
         assert pins_of(parent) == [pin]
     assert not pins_of(parent), "the branch has never materialized all state anew"
     assert links_of(branch) == set()
-    assert read_parent(LocalStore(branch.location), "op") is None
+    assert log_of(branch).parent is None
     parent.run_batches(8, rng)
     branch.start(1, keep_local=False)
     branch.run_batches(1, rng)
@@ -151,7 +156,7 @@ def test_a_branch_is_made_however_fast_its_parent_forgets(tmp_path: Path, monkey
             return FaultStore(open_location(location), stop)
 
         with monkeypatch.context() as patched:
-            for module in (branch_module, save_module, checkpoint_location):
+            for module in (load_module, checkpoint_location):
                 patched.setattr(module, "open_location", opened)
             branch = branch_of(parent, tmp_path / str(number))
         parent.run_batches(6, random.Random(3))
@@ -234,7 +239,7 @@ def test_pins_of_branches_that_are_gone_are_released_on_request(tmp_path: Path) 
     statelog.delete_orphans(parent.location, min_age_s=3600, clock=clock, release=True)
     assert len(pins_of(parent)) == 3, "the branch may be about to be made"
     released = statelog.delete_orphans(parent.location, min_age_s=0, clock=clock, release=True)
-    assert [info.name for info in released if "/pins/" in info.name]
+    assert [info.name for info in released if is_pin(info.name)]
     assert lasting in pins_of(parent)
     assert len(pins_of(parent)) == 2
     require_state(branch)
@@ -280,12 +285,16 @@ def test_the_commands_on_stored_state_know_a_branch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [3, None])
 def test_all_operators_of_a_query_are_branched(tmp_path: Path, at: int | None) -> None:
-    query = StoredQuery(tmp_path / "query").run({"home": None, "own": tmp_path / "own"}, range(6))
+    query = StoredQuery(tmp_path / "query").run(["a", "b"], range(6))
     made = statelog.branch(query.checkpoint, tmp_path / "branch", at=at)
     last = 5 if at is None else at
     assert (made.next_batch, made.checkpoint_location) == (last + 1, str(tmp_path / "branch"))
     assert statelog.savepoint(tmp_path / "branch", tmp_path / "saved").query_id == made.query_id
-    assert saved_values(tmp_path / "saved") == {"home": last, "own": last}
+    assert saved_values(tmp_path / "saved") == {"a": last, "b": last}
+    names, theirs = (
+        read_history(open_location(location)).names for location in (f"{tmp_path}/branch/statelog", query.location)
+    )
+    assert names == theirs, "operators keep their identities"
 
 
 def test_an_unkeyed_operator_is_branched(tmp_path: Path) -> None:
@@ -294,7 +303,6 @@ def test_an_unkeyed_operator_is_branched(tmp_path: Path) -> None:
     for batch in range(4):
         for subtask in range(2):
             engine.run_subtask(batch, subtask, [["add", "items", f"{batch}-{subtask}"]])
-    history = read_history(LocalStore(engine.location), "op")
     target = RestoreTarget(
         location=str(tmp_path / "branch/location"),
         query_id="query",
@@ -304,7 +312,7 @@ def test_an_unkeyed_operator_is_branched(tmp_path: Path) -> None:
         clock=ManualClock(0),
         new_token=lambda: bytes(16),
     )
-    branch_operator(history, Parent(engine.location, 3, "op/pins/none"), target)
+    branch_query(log_of(engine), Parent(engine.location, 3, "pins/none"), target)
     branch = OperatorEngine(tmp_path / "branch", open_store=open_location, retained_checkpoints=2)
     branch.start(1, 4)
     assert len(links_of(branch)) == 2
@@ -315,7 +323,7 @@ def test_an_unkeyed_operator_is_branched(tmp_path: Path) -> None:
         [f"{batch}-{subtask}" for batch in range(4) for subtask in range(2)] + [f"{batch}-0" for batch in range(4, 8)]
     )
     assert links_of(branch) == set()
-    assert read_parent(LocalStore(branch.location), "op") is None
+    assert log_of(branch).parent is None
 
 
 # ---- Failures and mistakes ----
@@ -326,7 +334,7 @@ def test_a_branch_that_is_not_finished_is_none_and_harms_nothing(
     when: When, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pin stays until it is released."""
-    query = StoredQuery(tmp_path / "query").run({"a": None, "b": None}, range(3))
+    query = StoredQuery(tmp_path / "query").run(["a", "b"], range(3))
     state = query.checkpoint / "statelog"
     before = {path: path.read_bytes() for path in query.checkpoint.rglob("*") if path.is_file()}
     target, finished = tmp_path / "branch", []
@@ -340,18 +348,18 @@ def test_a_branch_that_is_not_finished_is_none_and_harms_nothing(
         statelog.delete_orphans(state, min_age_s=0, release=True, clock=ManualClock(time.time() + 60))
         assert {path: path.read_bytes() for path in query.checkpoint.rglob("*") if path.is_file()} == before
 
-    modules = (branch_module, save_module, checkpoint_location)
+    modules = (load_module, checkpoint_location)
     assert deaths(monkeypatch, when, lambda: statelog.branch(query.checkpoint, target), check, modules) >= 12
     assert not all(finished)
 
 
 def test_an_error_leaves_no_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = StoredQuery(tmp_path / "query").run({"a": None, "b": None}, range(3))
+    query = StoredQuery(tmp_path / "query").run(["a", "b"], range(3))
     (query.checkpoint / "sources/0").mkdir(parents=True)
-    monkeypatch.setattr(branch_module, "branch_operator", refuse)
+    monkeypatch.setattr(branch_module, "branch_query", refuse)
     with pytest.raises(StorageError, match="no space"):
         statelog.branch(query.checkpoint, tmp_path / "branch")
-    assert list(query.checkpoint.glob("statelog/*/pins/*")) == []
+    assert list(query.checkpoint.glob("statelog/pins/*")) == []
 
 
 def refuse(*arguments: Any) -> None:
@@ -359,17 +367,18 @@ def refuse(*arguments: Any) -> None:
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query").run({"a": None, "b": tmp_path / "own"}, range(6))
+    query = StoredQuery(tmp_path / "query").run(["a", "b"], range(6))
     with pytest.raises(ConfigurationError, match="holds no checkpoint of a Spark query"):
         statelog.branch(tmp_path / "nowhere", tmp_path / "branch")
     with pytest.raises(StateMissingError, match="Batch 9 is none that Spark has committed"):
         statelog.branch(query.checkpoint, tmp_path / "branch", at=9)
     with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
         statelog.branch(query.checkpoint, query.checkpoint)
-    with pytest.raises(ConfigurationError, match="The checkpointLocation .* is within .*own/b"):
-        statelog.branch(query.checkpoint, tmp_path / "own/b/branch")
-    with pytest.raises(ConfigurationError, match="The operators' location .* is within"):
-        statelog.branch(query.checkpoint, tmp_path / "branch", new_location=str(tmp_path / "own"))
+    with pytest.raises(ConfigurationError, match="The checkpointLocation .* is within .*/statelog"):
+        statelog.branch(query.checkpoint, query.checkpoint / "statelog" / "branch")
+    for place in (query.location, f"{query.location}/pins/1", str(query.checkpoint / "offsets")):
+        with pytest.raises(ConfigurationError, match="The location of the branch's state .* is within"):
+            statelog.branch(query.checkpoint, tmp_path / "branch", new_location=place)
     statelog.branch(query.checkpoint, tmp_path / "branch")
     with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
         statelog.branch(query.checkpoint, tmp_path / "branch")
@@ -378,7 +387,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "branch/commits")
     with pytest.raises(ConfigurationError, match="holds state already.*Branch into an empty location"):
         statelog.branch(query.checkpoint, tmp_path / "branch")
-    assert len(list(query.checkpoint.glob("statelog/*/pins/*"))) == 1, "that of the branch"
+    assert len(list(query.checkpoint.glob("statelog/pins/*"))) == 1, "that of the branch"
 
 
 def test_a_branch_without_its_parent_says_which_object_is_gone(tmp_path: Path) -> None:
@@ -387,19 +396,6 @@ def test_a_branch_without_its_parent_says_which_object_is_gone(tmp_path: Path) -
     branch = branch_of(parent, tmp_path / "branch")
     shutil.rmtree(parent.location)
     branch.start(2, keep_local=False)
-    with pytest.raises(CorruptionError, match=rf"{parent.location}/op/.*No such file") as gone:
+    with pytest.raises(CorruptionError, match=rf"{parent.location}/op-.*No such file") as gone:
         branch.run_batches(1, random.Random(2))
     assert gone.value.kind is ErrorKind.OBJECT_MISSING
-
-
-def test_a_damaged_note_of_the_parent_does_not_stop_the_branch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    parent = Story(tmp_path / "parent", inline_budget_bytes=0, **OPTIONS)
-    parent.run_batches(5, random.Random(1))
-    branch = branch_of(parent, tmp_path / "branch")
-    LocalStore(branch.location).put("op/parent.json", b"{}")
-    branch.start(2, keep_local=False)
-    branch.run_batches(2, random.Random(2))
-    require_state(branch)
-    assert "the pin at its parent stays for ever" in caplog.text
