@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import statelog
-from statelog import ConfigurationError, CorruptionError, StatelogError, StateMissingError
+from statelog import ConfigurationError, CorruptionError, Options, StatelogError, StateMissingError
 from statelog.__main__ import main
+from statelog.storage import LocalStore
+from statelog.storage.links import is_link
+from tests.model.stored_files import needed_objects
 from tests.reading.story import STATES, Story, rows
-from tests.savepoints.test_rewind import expected_files, spark_checkpoint, spark_files
+from tests.savepoints.test_branch import OPTIONS, branch_of, commit
+from tests.savepoints.test_rewind import (
+    CHANGES,
+    Kill,
+    Killed,
+    Operators,
+    expected_files,
+    spark_checkpoint,
+    spark_files,
+)
 
 BATCHES = 10
 
@@ -140,11 +155,118 @@ def test_the_command_shows_damage_and_changes(query: Story, tmp_path: Path, caps
 
 
 def test_a_damaged_log_is_an_error(query: Story, tmp_path: Path) -> None:
-    [path] = Path(query.location).glob("*/log/*")
+    [path] = Path(query.location).glob("log/*")
     damage(path, 0)
     with pytest.raises(CorruptionError):
         statelog.fall_back(tmp_path, location=query.location)
     assert spark_files(tmp_path) == expected_files(range(BATCHES), range(BATCHES - 1))
+
+
+# ---- Several operators, deaths, and branches ----
+
+
+@pytest.fixture
+def of_two(tmp_path: Path) -> Operators:
+    """A query of two operators with checkpoints up to batch 8; those from batch 6 on need an object that is damaged."""
+    made = Operators(
+        tmp_path / "two", Options(file_merging="across", inline_budget_bytes=0, orphan_min_age_s=0, log_min_age_s=0)
+    )
+    made.run("ab", 0, 8)
+    spark_checkpoint(tmp_path / "two", range(10), range(9))
+    [path] = made.objects("b", "changes/*/0/6-*.run")
+    damage(path, 0.5)
+    return made
+
+
+def test_damage_of_one_operator_sets_all_back(of_two: Operators, tmp_path: Path) -> None:
+    done = statelog.fall_back(tmp_path / "two", location=of_two.location)
+    assert (done.next_batch, done.taken_back, done.operators) == (6, [6, 7, 8], ["a", "b"])
+    assert {one.uid for one in done.damages} == {"b"}
+    of_two.start("ab", 6)
+    assert [of_two.value(uid, 6) for uid in "ab"] == [5, 5]
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_the_copies_come_before_everything_else_and_another_call_finishes(
+    of_two: Operators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_after: bool
+) -> None:
+    [damaged] = of_two.objects("b", "changes/*/0/6-*.run")
+    data, name = damaged.read_bytes(), damaged.relative_to(of_two.location)
+    for number in itertools.count(1):
+        root = tmp_path / str(number)
+        shutil.copytree(tmp_path / "two", root)
+        own, kill = Operators(root, of_two.options), Kill(number, is_after)
+        own.runner.runs = 1
+        with monkeypatch.context() as patched:
+            for owner, change in (*CHANGES, (LocalStore, "put")):
+                patched.setattr(owner, change, kill.around(getattr(owner, change)))
+            try:
+                statelog.fall_back(root, location=own.location)
+            except Killed:
+                pass
+            else:
+                break
+        copies = [path.read_bytes() for path in Path(own.location).glob(f"statelog-damaged/*/{name}")]
+        latest = own.history.latest
+        assert latest is not None
+        if latest.batch != 8 or (root / "statelog-rewound").exists():
+            assert copies == [data]
+        assert statelog.fall_back(root, location=own.location).next_batch == 6
+        assert spark_files(root) == expected_files(range(7), range(6))
+        own.run("ab", 6, 9)
+        own.start("ab", 10)
+        assert [own.value(uid, 10) for uid in "ab"] == [9, 9]
+    assert number > 10
+
+
+def test_a_branch_falls_back_whatever_of_its_parent_is_damaged(tmp_path: Path) -> None:
+    """Checkpoints that need the parent's object are none; the object is left to the parent."""
+    parent = Story(tmp_path / "parent", inline_budget_bytes=0, **OPTIONS)
+    parent.run_batches(5, random.Random(1))
+    branch = branch_of(parent, tmp_path / "branch")
+    branch.engine.options = replace(branch.engine.options, retained_checkpoints=30)
+    branch.start(2, keep_local=False)
+    while (last := len(branch.models)) < 12 or links_needed(branch, last - 2):
+        branch.run_batches(1, random.Random(2))
+        assert last < 60, "the branch has never materialized all state anew"
+    commit(branch, tmp_path / "branch/checkpoint")
+    checkpoint = tmp_path / "branch/checkpoint"
+    [lost, *_] = sorted(links_needed(branch, 5))
+    Path(lost.replace("!", "")).write_bytes(b"damaged")
+    done = statelog.fall_back(checkpoint, location=branch.location)
+    assert (done.next_batch, done.taken_back, done.copies) == (last, [], [])
+    assert {one.name for one in done.damages} == {lost}
+
+    for path in Path(branch.location).glob(f"*/changes/*/*/{last - 1}-*"):
+        damage(path, 0.5)
+    done = statelog.fall_back(checkpoint, location=branch.location)
+    assert (done.next_batch, done.taken_back) == (last - 1, [last - 1])
+    assert lost in {one.name for one in done.damages}
+    assert done.copies
+    assert all(copy.startswith(branch.location) for copy in done.copies)
+    go_on(branch, last - 1, keep_local=False)
+
+
+def test_a_branch_none_of_whose_checkpoints_can_do_without_a_damaged_object_of_its_parent(tmp_path: Path) -> None:
+    parent = Story(tmp_path / "parent", inline_budget_bytes=0, **OPTIONS)
+    parent.run_batches(5, random.Random(1))
+    branch = branch_of(parent, tmp_path / "branch")
+    [lost, *_] = sorted(links_needed(branch, 4))
+    Path(lost.replace("!", "")).write_bytes(b"damaged")
+    with pytest.raises(StateMissingError, match="no retained checkpoint is without damage"):
+        statelog.fall_back(tmp_path / "branch/checkpoint", location=branch.location)
+    assert not (Path(branch.location) / "statelog-damaged").exists()
+
+
+def links_needed(branch: Story, batch: int) -> set[str]:
+    """The parent's objects that a checkpoint of a branch needs."""
+    history = branch.query().histories[branch.identity]
+    record = history.record(batch)
+    assert record is not None
+    return {name for name in needed_objects(history, record) if is_link(name)}
+
+
+# ---- Where the user wants to go back to ----
 
 
 @pytest.mark.parametrize("to", [6, 7, 8])
