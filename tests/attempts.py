@@ -8,7 +8,7 @@ from typing import Any
 
 from statelog import Options
 from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.protocol import Acked, ReadProgress, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Acked, Begun, Permit, ReadProgress, Reply, Request, TaskId, View
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
 
@@ -29,6 +29,30 @@ def make_attempt(local: Path, batch: int = 1, **given: Any) -> Attempt:
             "token": "token",
             **given,
         }
+    )
+
+
+def make_begun(
+    *,
+    genesis: bytes = b"genesis",
+    head: bytes = b"head",
+    inline_bytes: int = 0,
+    upload_prefix: str = "op-1/changes/1/0",
+    batch_time_ms: int = 0,
+    **permit: Any,
+) -> Begun:
+    """What a coordinator answers to a subtask that begins a batch."""
+    return Begun(
+        View(identity="op-1", genesis=genesis, head=head),
+        Permit(
+            epoch=1,
+            inline_bytes=inline_bytes,
+            upload_prefix=upload_prefix,
+            store="store",
+            batch_time_ms=batch_time_ms,
+            watermark_ms=0,
+            **permit,
+        ),
     )
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from statelog import Options
 from statelog.checkpoint.changeset import ChangesetWriter
-from statelog.checkpoint.protocol import Begun
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.tables.runs import RunsTable
-from tests.attempts import make_attempt
+from tests.attempts import make_attempt, make_begun
 
 HEAD = bytes(range(16))
 
@@ -64,7 +63,7 @@ class Subtask:
         attempt = make_attempt(
             self.local.directory, 3, options=options, open_store=lambda location: self.store, token="a"
         )
-        begun = Begun(1, b"", HEAD, inline_bytes, "changes/1/0", "", 0, 0)
+        begun = make_begun(head=HEAD, inline_bytes=inline_bytes, upload_prefix="changes/1/0")
         self.writer = ChangesetWriter(self.changes, attempt, begun)
 
     @property

@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
-from statelog.checkpoint.history import History
+from statelog.checkpoint.query_history import QueryHistory
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
 from statelog.testing import Harness
@@ -161,10 +161,10 @@ def run(harness: Harness, plan: KillAt) -> list[Any]:
 def leftovers(query: LocalQuery) -> set[str]:
     """Objects that no checkpoint names and that are no part of the log."""
     store = LocalStore(query.location)
-    history = History(query.open_log(store).read())
-    start = next(iter(history.checkpoints)).log_start
+    history = QueryHistory(query.open_log(store).read())
+    start = history.entries[0].log_start
     names = {info.name for info in store.list()} - history.object_names()
-    return {name for name in names if "/log/" not in name or int(name[-24:-4]) < start}
+    return {name for name in names if not name.startswith("log/") or int(name[-24:-4]) < start}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from statelog import ProtocolError, StateMissingError, StorageError
 from statelog.checkpoint.grants import Grants, is_within_grant
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Begin, Begun, JobOutcome, TaskId
+from statelog.checkpoint.query_history import read_history
 from statelog.local.materializer import Grant
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level, StoredRun
@@ -25,7 +26,7 @@ from tests.acks import make_ack
 from tests.model.engine import Engine
 
 WHOLE = hash_range(0, 1)
-FOLDER = "op/runs/1/0/5-9"
+FOLDER = "op-1/runs/1/0/5-9"
 
 
 def run(name: str, content: bytes = b"x") -> StoredRun:
@@ -36,8 +37,8 @@ def level(first: int, last: int, before: bytes, after: bytes, *names: str) -> Le
     return Level(first, last, before, after, WHOLE.first, WHOLE.last, [run(name) for name in names])
 
 
-OLD = level(0, 2, b"0", b"2", "op/runs/1/0/3-4/2-a-0.run")
-OLDER = [OLD, level(3, 3, b"2", b"3", "op/runs/1/0/4-6/3-a-0.run")]
+OLD = level(0, 2, b"0", b"2", "op-1/runs/1/0/3-4/2-a-0.run")
+OLDER = [OLD, level(3, 3, b"2", b"3", "op-1/runs/1/0/4-6/3-a-0.run")]
 GRANT = Grant("5-9", b"3", OLDER, FOLDER)
 NEW = level(4, 4, b"3", b"4", f"{FOLDER}/4-a-0.run", f"{FOLDER}/4-a-1.run")
 
@@ -57,13 +58,13 @@ NEW = level(4, 4, b"3", b"4", f"{FOLDER}/4-a-0.run", f"{FOLDER}/4-a-1.run")
         ([OLDER[1], NEW], False),
         ([OLD, NEW], False),
         ([*OLDER, replace(NEW, before=b"2")], False),
-        ([*OLDER, level(4, 4, b"3", b"4", "op/runs/1/0/5-8/4-a-0.run")], False),
-        ([*OLDER, level(4, 4, b"3", b"4", "op/runs/1/1/5-9/4-a-0.run")], False),
-        ([*OLDER, level(4, 4, b"3", b"4", f"{FOLDER}/4-a-0.run", "op/runs/1/0/5-8/4-a-1.run")], False),
-        ([OLD, level(3, 4, b"2", b"4", "op/runs/1/0/5-8/4-a-0.run")], False),
+        ([*OLDER, level(4, 4, b"3", b"4", "op-1/runs/1/0/5-8/4-a-0.run")], False),
+        ([*OLDER, level(4, 4, b"3", b"4", "op-1/runs/1/1/5-9/4-a-0.run")], False),
+        ([*OLDER, level(4, 4, b"3", b"4", f"{FOLDER}/4-a-0.run", "op-1/runs/1/0/5-8/4-a-1.run")], False),
+        ([OLD, level(3, 4, b"2", b"4", "op-1/runs/1/0/5-8/4-a-0.run")], False),
         ([OLD, level(3, 4, b"2", b"4", OLD.runs[0].name)], False),
-        ([level(0, 4, b"0", b"4", OLD.runs[0].name, "op/runs/1/0/5-8/4-a-0.run")], False),
-        ([level(0, 2, b"0", b"2", "op/runs/1/0/2-1/2-a-0.run"), OLDER[1], NEW], False),
+        ([level(0, 4, b"0", b"4", OLD.runs[0].name, "op-1/runs/1/0/5-8/4-a-0.run")], False),
+        ([level(0, 2, b"0", b"2", "op-1/runs/1/0/2-1/2-a-0.run"), OLDER[1], NEW], False),
         ([replace(OLD, runs=[replace(OLD.runs[0], checksum=b"?")]), OLDER[1], NEW], False),
     ],
 )
@@ -72,7 +73,7 @@ def test_levels_are_the_bases_first_ones_and_one_more(levels: list[Level], expec
 
 
 def test_a_grant_ends_once_and_only_its_own_outcome_ends_it() -> None:
-    grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
+    grants = Grants(lambda subtask: f"op-1/runs/1/{subtask}")
     first, second = (grants.open(subtask, "5-9", b"3", OLDER) for subtask in (0, 1))
     assert first.folder == FOLDER
     assert grants.of(0) == first
@@ -93,14 +94,14 @@ def test_a_grant_ends_once_and_only_its_own_outcome_ends_it() -> None:
 
 
 def test_a_job_that_leaves_nothing_is_not_swept_up_after() -> None:
-    grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
+    grants = Grants(lambda subtask: f"op-1/runs/1/{subtask}")
     grants.open(0, "5-9", b"3", OLDER)
     assert grants.end(0, has_leftovers=False)
     assert grants.ended() == []
 
 
 def test_a_run_that_is_over_has_no_grants() -> None:
-    grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
+    grants = Grants(lambda subtask: f"op-1/runs/1/{subtask}")
     grants.open(0, "5-9", b"3", OLDER)
     grants.take(0)
     grants.end_all()
@@ -123,6 +124,13 @@ def _options(options: Options, **changed: Any) -> Options:
     return dataclasses.replace(
         options, materialization_interval_s=0, retained_checkpoints=2, log_min_age_s=0, **changed
     )
+
+
+def history_of(engine: Engine) -> History:
+    """The operator's checkpoints in the log."""
+    history = read_history(LocalStore(engine.location)).of(engine.uid)
+    assert history is not None
+    return history
 
 
 class Attempts:
@@ -160,25 +168,25 @@ class Attempts:
         return begun
 
     def grant(self, begun: Begun) -> Grant:
-        assert begun.maintenance is not None
-        assert begun.maintenance.grant is not None
-        return begun.maintenance.grant
+        assert begun.permit.maintenance is not None
+        assert begun.permit.maintenance.grant is not None
+        return begun.permit.maintenance.grant
 
     def store(self, begun: Begun, last: int, token: str = "a") -> list[Level]:
         """Do the job of a grant: the state after a batch, in one object."""
         grant = self.grant(begun)
         first = grant.known[-1].last + 1 if grant.known else 0
-        made = level(first, last, grant.base, begun.head, f"{grant.folder}/{last}-{token}-0.run")
+        made = level(first, last, grant.base, begun.view.head, f"{grant.folder}/{last}-{token}-0.run")
         LocalStore(self.engine.location).put(made.runs[0].name, b"x")
         return [*grant.known, made]
 
     @property
     def runs(self) -> list[str]:
-        return [info.name for info in LocalStore(self.engine.location).list("op/runs/")]
+        return [info.name for info in LocalStore(self.engine.location).list(f"{self.engine.identity}/runs/")]
 
     @property
     def latest(self) -> Checkpoint:
-        latest = History(self.engine.open_log(LocalStore(self.engine.location)).read()).latest
+        latest = history_of(self.engine).latest
         assert latest is not None
         return latest
 
@@ -261,8 +269,8 @@ def test_a_job_that_names_what_it_was_not_granted_is_void(attempts: Attempts, wr
     _, own = attempts.store(begun, 1)
     old = known.runs[0].name
     levels = {
-        "old runs": [level(0, 1, known.before, begun.head, old, old)],
-        "own and old runs": [known, level(1, 1, own.before, begun.head, own.runs[0].name, old)],
+        "old runs": [level(0, 1, known.before, begun.view.head, old, old)],
+        "own and old runs": [known, level(1, 1, own.before, begun.view.head, own.runs[0].name, old)],
         "without the base": [own],
         "another base": [replace(known, first=-1), own],
     }[wrong]
@@ -284,7 +292,7 @@ def test_a_job_may_not_hold_changes_of_a_batch_that_can_be_repeated(attempts: At
     attempts.batch(0)
     attempts.batch(1)
     begun = attempts.begin(1)
-    after = digests.extend(begun.head, 1, [digests.checksum(b"1")])
+    after = digests.extend(begun.view.head, 1, [digests.checksum(b"1")])
     [made] = attempts.store(begun, 1)
     assert attempts.ack(1, b"1", [replace(made, after=after)], attempts.grant(begun).job) is JobOutcome.VOID
     attempts.batch(2)
@@ -319,10 +327,16 @@ def test_a_failure_counts_once(attempts: Attempts) -> None:
 
 def test_a_changeset_in_a_foreign_object_is_refused(attempts: Attempts) -> None:
     begun = attempts.begin(0)
-    for name in ("op/changes/1/1/0-a.run", "op/changes/0/0/0-a.run", f"{begun.upload_prefix}/1-a.run"):
+    folder = f"{attempts.engine.identity}/changes"
+    for name in (
+        f"{folder}/1/1/0-a.run",
+        f"{folder}/0/0/0-a.run",
+        "op-2/changes/1/0/0-a.run",
+        f"{begun.permit.upload_prefix}/1-a.run",
+    ):
         with pytest.raises(ProtocolError, match=f"subtask 0 named {name} as its changeset of batch 0"):
             attempts.ack(0, b"", name=name)
-    assert attempts.ack(0, b"", name=f"{begun.upload_prefix}/0-a.run") is JobOutcome.NONE
+    assert attempts.ack(0, b"", name=f"{begun.permit.upload_prefix}/0-a.run") is JobOutcome.NONE
 
 
 @pytest.mark.parametrize("change", [{"subtask": 1}, {"attempt": 5}])
@@ -330,7 +344,7 @@ def test_a_changeset_in_a_foreign_object_is_refused(attempts: Attempts) -> None:
 def test_a_changeset_of_another_attempt_is_refused(attempts: Attempts, change: dict[str, int], is_inline: bool) -> None:
     begun = attempts.begin(0)
     message = make_ack(
-        attempts.task(0), digests.checksum(b"x"), 1, name="" if is_inline else f"{begun.upload_prefix}/0-a.run"
+        attempts.task(0), digests.checksum(b"x"), 1, name="" if is_inline else f"{begun.permit.upload_prefix}/0-a.run"
     )
     message.segments[0] = replace(message.segments[0], **change)
     with pytest.raises(ProtocolError, match="which is not below .* or not of attempt"):
@@ -343,9 +357,9 @@ def test_without_changelog_a_foreign_level_fails_the_task(engine: Engine) -> Non
     attempts = Attempts(engine)
     begun = attempts.begin(0)
     job = attempts.grant(begun).job
-    after = digests.extend(begun.head, 0, [b"sum"])
-    foreign = level(0, 0, begun.head, after, "op/runs/1/0/another/0-a-0.run")
-    own = level(0, 0, begun.head, after, f"{attempts.grant(begun).folder}/0-a-0.run")
+    after = digests.extend(begun.view.head, 0, [b"sum"])
+    foreign = level(0, 0, begun.view.head, after, "op-1/runs/1/0/another/0-a-0.run")
+    own = level(0, 0, begun.view.head, after, f"{attempts.grant(begun).folder}/0-a-0.run")
     for levels, name in (([foreign], job), ([own], "another"), ([replace(own, last=1)], job)):
         with pytest.raises(ProtocolError, match="subtask 0 names stored state in batch 0"):
             attempts.ack(0, b"", levels, name, has_changeset=False)
@@ -384,13 +398,11 @@ def batches(engine: Engine, first: int, last: int) -> None:
 def test_entries_record_the_oldest_checkpoint_that_can_be_restored(engine: Engine) -> None:
     engine.start(1, 0)
     batches(engine, 0, 6)
-    entries = History(engine.open_log(LocalStore(engine.location)).read())
-    assert entries.retained_from == 4
+    assert history_of(engine).retained_from == 4
     engine.options = dataclasses.replace(engine.options, retained_checkpoints=20)
     engine.start(1, 6)
     batches(engine, 6, 8)
-    entries = History(engine.open_log(LocalStore(engine.location)).read())
-    assert entries.retained_from == 4, "what is gone does not come back with another setting"
+    assert history_of(engine).retained_from == 4, "what is gone does not come back with another setting"
 
 
 @pytest.mark.parametrize("merging", ["across", "within"])
@@ -399,7 +411,7 @@ def test_a_checkpoint_that_is_given_up_is_refused_although_its_entry_is_there(tm
     engine.options = _options(engine.options, inline_budget_bytes=0, materialization=False)
     engine.start(1, 0)
     batches(engine, 0, 9)
-    history = History(engine.open_log(LocalStore(engine.location)).read())
+    history = history_of(engine)
     assert history.at(5) is not None, "later ones build on it"
     with pytest.raises(StateMissingError, match="needs checkpoint 5, but the oldest that is retained is checkpoint 7"):
         engine.start(1, 6)
@@ -413,34 +425,19 @@ def test_a_held_checkpoint_stays_until_it_is_let_go(engine: Engine) -> None:
     with engine.coordinator.holding(3) as held:
         assert held is not None
         batches(engine, 5, 12)
-        history = History(engine.open_log(LocalStore(engine.location)).read())
+        history = history_of(engine)
         assert history.retained_from == 3
         stored = {info.name for info in LocalStore(engine.location).list()}
-        record = held.record(3)
+        record = held.histories[engine.identity].record(3)
         assert record is not None
         assert record.base_map is not None
         assert {run.name for base_range in record.base_map.ranges for run in base_range.runs} <= stored
         with engine.coordinator.holding(1) as gone:
             assert gone is None, "it was not retained any more"
             batches(engine, 12, 14)
-        assert History(engine.open_log(LocalStore(engine.location)).read()).retained_from == 3
+        assert history_of(engine).retained_from == 3
     batches(engine, 14, 15)
-    assert History(engine.open_log(LocalStore(engine.location)).read()).retained_from == 13
-
-
-def test_a_log_of_version_1_tells_what_is_retained_by_what_is_there(engine: Engine) -> None:
-    engine.options = dataclasses.replace(engine.options, materialization=False, inline_budget_bytes=0)
-    engine.start(1, 0)
-    batches(engine, 0, 5)
-    entries = engine.open_log(LocalStore(engine.location)).read()
-    history = History(
-        replace(entry, retained_from=None) if isinstance(entry, Checkpoint) else entry for entry in entries
-    )
-    names = {segment.name for entry in history.checkpoints for segment in entry.segments}
-    assert history.whole_from(names.__contains__) == 0
-    [second] = [segment.name for entry in history.between(1, 1) for segment in entry.segments]
-    assert history.whole_from((names - {second}).__contains__) == 4, "every later one builds on it"
-    assert History().whole_from(names.__contains__) == -1
+    assert history_of(engine).retained_from == 13
 
 
 def test_a_run_is_closed_once(engine: Engine) -> None:
@@ -448,6 +445,7 @@ def test_a_run_is_closed_once(engine: Engine) -> None:
     batches(engine, 0, 2)
     store = LocalStore(engine.location)
     engine.coordinator.close()
-    store.put("op/changes/1/0/0-another.run", b"of whoever has the location now")
+    name = f"{engine.identity}/changes/1/0/0-another.run"
+    store.put(name, b"of whoever has the location now")
     engine.coordinator.close()
-    assert store.read("op/changes/1/0/0-another.run")
+    assert store.read(name)

@@ -46,7 +46,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def local_folder(engine: Engine) -> Path:
-    return engine.local / "1" / "0"
+    return engine.local / engine.identity / "1" / "0"
 
 
 def read(engine: Engine, batch: int, *keys: Key) -> dict[Key, list[object]]:
@@ -339,7 +339,7 @@ def test_damaged_store_is_named_and_nothing_is_written(engine: Engine) -> None:
     data[-30] ^= 1
     log.write_bytes(bytes(data))
     engine.start(1, 4, keep_local=False)
-    with pytest.raises(CorruptionError, match=r"op/log/0{19}1.log: the changeset of subtask 0 at offset \d+"):
+    with pytest.raises(CorruptionError, match=r"log/0{19}1.log: the changeset of subtask 0 at offset \d+"):
         engine.run_commands(4, 0, [])
     assert list(local_folder(engine).glob("*.run")) == []
 

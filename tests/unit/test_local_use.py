@@ -236,7 +236,7 @@ def test_tasks_sweep_what_has_moved_away(tmp_path: Path) -> None:
     """Subtask 1 runs on another host from batch 1 on; its files here go, and nothing else."""
     engine = Engine(tmp_path, lambda key: 0 if key[0] == 0 else 2**64 - 1)
     engine.start(2, 0)
-    here = engine.local_of(0) / "2"
+    here = engine.local_of(0) / engine.identity / "2"
     for batch in range(3 + 2 * SPARE_BATCHES):
         for subtask in range(2):
             engine.run_commands(batch, subtask, [((subtask, None), ("set", batch))])

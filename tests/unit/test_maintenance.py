@@ -11,7 +11,6 @@ import pytest
 
 from statelog import Observer, Options
 from statelog.checkpoint.keyed_task import Maintenance
-from statelog.checkpoint.protocol import Begun
 from statelog.local.materializer import MaintenanceRequest, Materialized
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
@@ -20,7 +19,7 @@ from statelog.runs.format import Operation
 from statelog.runs.merge import Garbage
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
-from tests.attempts import make_attempt
+from tests.attempts import make_attempt, make_begun
 from tests.contract.table_contract import VALUE, encode_changes, write_run
 
 BRIEF = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
@@ -78,7 +77,7 @@ class Subtask:
         attempt = make_attempt(self.local.directory, options=Options(merge_fan_in=2, observer=Steps(self)))
         return Maintenance(
             attempt,
-            Begun(1, digest(0), b"", 0, "", "", now_ms, 0, maintenance=request),
+            make_begun(genesis=digest(0), batch_time_ms=now_ms, maintenance=request),
             self.local,
             self.chain,
             self.jobs,  # type: ignore[arg-type]  # what it is called for

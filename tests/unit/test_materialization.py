@@ -91,8 +91,14 @@ def clock_of(harness: Harness) -> ManualClock:
 
 def stored(harness: Harness, folder: str) -> list[str]:
     """The batch of every object in one of the operator's folders, by name."""
-    names = [info.name for info in LocalStore(parts_of(harness).query.location).list(f"main/{folder}/")]
-    return sorted(name.rpartition("/")[2].partition("-")[0] for name in names)
+    return sorted(name.rpartition("/")[2].partition("-")[0] for name in objects(harness, folder))
+
+
+def objects(harness: Harness, folder: str) -> dict[str, int]:
+    """The objects in one of the operator's folders, and their sizes."""
+    query = parts_of(harness).query
+    found = LocalStore(query.location).list(f"{query.identity}/{folder}/")
+    return {info.name: info.size_bytes for info in found}
 
 
 def newest(harness: Harness) -> Record:
@@ -174,13 +180,13 @@ def test_only_new_runs_are_stored_again() -> None:
         harness.push([(key, "x" * 20 + str(key)) for key in range(40_000)])
         for _ in range(4):
             harness.push([(1, "y")])
-        large = max(info.size_bytes for info in LocalStore(parts_of(harness).query.location).list("main/runs/"))
-        before = {info.name for info in LocalStore(parts_of(harness).query.location).list("main/runs/")}
+        large = max(objects(harness, "runs").values())
+        before = set(objects(harness, "runs"))
         for parallelism in (1, 2, 1):
             harness.restart(parallelism, keepLocal=False)
             for _ in range(10):
                 harness.push([(1, "y")])
-        after = {info.name: info.size_bytes for info in LocalStore(parts_of(harness).query.location).list("main/runs/")}
+        after = objects(harness, "runs")
         assert [size for name, size in after.items() if name not in before and size > large / 2] == []
         assert large in after.values(), "the large run is still there, also for another number of subtasks"
         assert len(listed(harness, 1)) == 35
@@ -195,7 +201,8 @@ def test_the_log_and_what_is_kept_of_it_stay_bounded() -> None:
             if number % 450 == 449:
                 harness.restart(1 + number % 3, keepLocal=number % 2 == 0)
         assert len(entries(harness)) < 350
-        assert len(list(parts_of(harness).query.coordinator.history.records)) < 350
+        [history] = parts_of(harness).query.coordinator.history.histories.values()
+        assert len(list(history.records)) < 350
         store = LocalStore(parts_of(harness).query.location)
         assert sum(info.size_bytes for info in store.list()) < 2 << 20
         assert len(store.list()) < 20
@@ -248,7 +255,8 @@ def test_local_runs_of_an_idle_subtask_stay_few() -> None:
     with texts(parallelism=2, changelog=False) as harness:
         for _ in range(40):
             harness.push([(1, "t")])
-        for folder in (parts_of(harness).query.local / "2").glob("*"):
+        query = parts_of(harness).query
+        for folder in (query.local / query.identity / "2").glob("*"):
             assert len(list(folder.glob("*.run"))) < 15
 
 
@@ -258,7 +266,7 @@ def test_without_changelog_only_the_newest_state_is_kept() -> None:
             harness.push([(key, "t" * 50) for key in range(30)] if number % 3 else [])
         assert stored(harness, "changes") == []
         levels = [level for base_range in newest(harness).added for level in base_range.base.levels]
-        size = sum(info.size_bytes for info in LocalStore(parts_of(harness).query.location).list("main/runs/"))
+        size = sum(objects(harness, "runs").values())
         assert size <= 3 * sum(level.length for level in levels)
         assert len(levels) < 8
 
@@ -305,7 +313,7 @@ def test_a_failed_materialization_is_tried_again() -> None:
         assert len(entries(harness)) < 12, "and the log is cut after it"
         assert listed(harness, 1) == ["t"] * 12
         named = parts_of(harness).batches.history().object_names()
-        left = {info.name for info in LocalStore(parts_of(harness).query.location).list("main/runs/")} - named
+        left = set(objects(harness, "runs")) - named
         assert len(left) <= 1, "one that the next checkpoint will name"
 
 

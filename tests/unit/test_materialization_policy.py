@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -54,7 +55,7 @@ def start(engine: Engine, options: Options, metrics: Metrics, parallelism: int =
 def level_of(begun: Begun, attempts: Attempts, batch: int, token: str) -> Level:
     """The state after a batch, in one object: the materialized state of a batch without changelog."""
     made = attempts.store(begun, batch, token)[-1]
-    return replace(made, first=0, before=begun.genesis, after=token.encode() * 16)
+    return replace(made, first=0, before=begun.view.genesis, after=token.encode() * 16)
 
 
 # ---- When, and from which state ----
@@ -87,9 +88,9 @@ def test_a_subtask_without_need_is_left_alone_and_one_with_large_merges_only_mer
 ) -> None:
     attempts = start(engine, NOT_DUE, metrics)
     attempts.batch(0)
-    assert attempts.begin(1).maintenance is None
+    assert attempts.begin(1).permit.maintenance is None
     attempts.ack(1, b"1", has_backlog=True)
-    request = attempts.begin(2).maintenance
+    request = attempts.begin(2).permit.maintenance
     assert request is not None
     assert (request.grant, request.is_due) == (None, False)
 
@@ -100,9 +101,12 @@ class Wasteful:
     wasteful = True
 
     def __init__(self) -> None:
-        self.grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
+        self._grants = Grants(lambda subtask: f"op-1/runs/1/{subtask}")
         self.retention = self
-        self.history = SimpleNamespace(levels=lambda genesis, subtask, parallelism, batch: self._base(subtask))
+        self.history: Any = SimpleNamespace(levels=lambda genesis, subtask, parallelism, batch: self._base(subtask))
+
+    def grants_of(self, identity: str) -> Grants:
+        return self._grants
 
     def _base(self, subtask: int) -> list[Level]:
         return OLDER if subtask == 0 else OLDER[:1]
@@ -111,9 +115,17 @@ class Wasteful:
         return levels[:1]
 
 
+def wasteful_orders(options: Options, parallelism: int) -> MaterializationPolicy:
+    config: Any = SimpleNamespace(query_id="query", uid="op", parallelism=parallelism)
+    inventory: Any = Wasteful()
+    return MaterializationPolicy(
+        *(config, "op-1", inventory, lambda: inventory.history, options, ManualClock(), parallelism, "operator 'op'"),
+        inline_bytes=77,
+    )
+
+
 def test_what_lies_in_a_wasteful_file_is_stored_again_before_it_is_due() -> None:
-    run: object = SimpleNamespace(query_id="query", uid="op", parallelism=2)
-    orders = MaterializationPolicy(run, Wasteful(), NOT_DUE, ManualClock(), 2, "operator 'op'")  # type: ignore[arg-type]
+    orders = wasteful_orders(NOT_DUE, parallelism=2)
     checkpoint: object = SimpleNamespace(revision=0, bases=[])
     acks = [SimpleNamespace(ack=SimpleNamespace(total_bytes=1, has_backlog=False))] * 2
     orders.committed(checkpoint, acks)  # type: ignore[arg-type]
@@ -125,13 +137,13 @@ def test_what_lies_in_a_wasteful_file_is_stored_again_before_it_is_due() -> None
     assert first is not None
     assert first.grant is not None
     assert first.grant.known == OLDER[:1], "the job takes up the rest"
+    assert first.inline_bytes == 77
     assert request(1) is None
 
 
 def test_a_subtask_rests_by_what_was_stored_anew_and_not_by_its_whole_state() -> None:
-    run: object = SimpleNamespace(query_id="query", uid="op", parallelism=1)
     options = dataclasses.replace(NOT_DUE, changelog=False, replay_budget_s=NEVER_S)
-    orders = MaterializationPolicy(run, Wasteful(), options, ManualClock(), 1, "operator 'op'")  # type: ignore[arg-type]
+    orders = wasteful_orders(options, parallelism=1)
     [run_of_10_mb] = [replace(one, length=10_000_000) for one in OLDER[0].runs]
     levels = [replace(OLDER[0], runs=[run_of_10_mb]), replace(OLDER[1], runs=[])]
     checkpoint: object = SimpleNamespace(revision=0, bases=[Base(0, 1, levels)])
@@ -166,13 +178,13 @@ def test_a_void_job_gives_its_slot_to_the_next_subtask(engine: Engine, metrics: 
     for one in (attempts, *others):
         one.batch(0)
     begun = attempts.begin(1)
-    assert [one.begin(1).maintenance is None for one in others] == [False, True]
+    assert [one.begin(1).permit.maintenance is None for one in others] == [False, True]
     [made] = attempts.store(begun, 0)
     job = attempts.grant(begun).job
     assert attempts.ack(1, b"1", [replace(made, after=b"?" * 16)], job) is JobOutcome.VOID
     for one in others:
         one.ack(1, b"1")
-    assert others[1].begin(2).maintenance is not None
+    assert others[1].begin(2).permit.maintenance is not None
 
 
 def test_without_changelog_only_the_attempt_that_counts_has_its_state_taken(engine: Engine, metrics: Metrics) -> None:
@@ -222,7 +234,7 @@ class ListedStore(LocalStore):
     listed = 0
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        ListedStore.listed += prefix.startswith("op/runs/1/")
+        ListedStore.listed += "/runs/1/" in prefix
         return super().list(prefix)
 
 

@@ -15,8 +15,7 @@ from statelog import ConfigurationError, CorruptionError, ErrorKind, OperatorCon
 from statelog.checkpoint import redistribution, unkeyed_task
 from statelog.convert.types import field_codecs
 from statelog.local.restore import read_segment
-from statelog.log.entry import Checkpoint
-from statelog.log.open import open_log
+from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.snapshot import (
     Elements,
@@ -279,8 +278,9 @@ def test_every_flipped_byte_and_every_truncation_is_noticed() -> None:
 
 
 def checkpoints(engine: OperatorEngine) -> list[Checkpoint]:
-    log = open_log(LocalStore(engine.location), engine.uid, engine.options, engine.clock)
-    return [entry for entry in log.read() if isinstance(entry, Checkpoint)]
+    """The operator's checkpoints in all entries of the log."""
+    entries = [entry for entry in engine.read_log() if isinstance(entry, QueryCheckpoint)]
+    return [Checkpoint.of(entry, section) for entry in entries for section in entry.sections]
 
 
 def lists(engine: OperatorEngine, batch: int) -> list[dict[str, list[str]]]:
@@ -382,11 +382,11 @@ def test_large_snapshots_are_uploaded_and_orphans_removed(tmp_path: Path) -> Non
     add(engine, 0, ["a"])
     lists(engine, 1)
     store = LocalStore(engine.location)
-    [upload] = [info.name for info in store.list("op/changes/")]
-    assert upload.startswith("op/changes/1/0/0-")
-    store.put("op/changes/1/0/9-orphan.snapshot", b"left behind")
+    [upload] = [info.name for info in store.list(f"{engine.identity}/changes/")]
+    assert upload.startswith(f"{engine.identity}/changes/1/0/0-")
+    store.put(f"{engine.identity}/changes/1/0/9-orphan.snapshot", b"left behind")
     engine.start(1, 2, keep_local=False)
-    assert [info.name for info in store.list("op/changes/")] == [upload], "checkpoint 1 still needs it"
+    assert [info.name for info in store.list(f"{engine.identity}/changes/")] == [upload], "checkpoint 1 still needs it"
     assert lists(engine, 2)[0]["items"] == ["a"]
 
 
@@ -398,7 +398,7 @@ def test_replaced_upload_is_removed_but_never_an_earlier_checkpoints(tmp_path: P
     engine.run_subtask(1, 0, [["read"]])
     engine.run_subtask(1, 0, [["add", "items", "c"]])
     engine.run_subtask(2, 0, [["read"]])
-    names = [info.name for info in LocalStore(engine.location).list("op/changes/")]
+    names = [info.name for info in LocalStore(engine.location).list(f"{engine.identity}/changes/")]
     first, added, unchanged, last, _ = (entry.segments[0].name for entry in checkpoints(engine))
     assert first == unchanged
     assert added not in names
@@ -410,7 +410,9 @@ def test_a_damaged_local_copy_is_read_again_and_a_damaged_snapshot_is_an_error(t
     engine = OperatorEngine(tmp_path, inline_budget_bytes=0)
     engine.start(1, 0)
     add(engine, 0, ["a"])
-    for path in tmp_path.glob("host-0/1/0/*.snapshot"):
+    copies = list(tmp_path.glob(f"host-0/{engine.identity}/1/0/*.snapshot"))
+    assert copies
+    for path in copies:
         path.write_bytes(b"x" * 500)
     assert lists(engine, 1)[0]["items"] == ["a"]
     [segment] = checkpoints(engine)[-1].segments

@@ -103,14 +103,14 @@ def test_a_deadline_fails_with_what_is_missing(engine: Engine, told: Told) -> No
     assert re.search(
         r"operator 'op', subtask 0, batch 5: after 1.2 s .* in 5 pieces, .* MB in 2 pieces are missing", message
     )
-    assert "next one in op/changes/1/0/3-" in message
+    assert f"next one in {engine.identity}/changes/1/0/3-" in message
     restart(engine, told, 3.0)
 
 
 # ---- The task's side and the driver's, by themselves ----
 
 
-SEGMENTS = [SegmentRef(0, 0, b"", 0, length, 1, 1, f"op/changes/{length}") for length in (10, 20, 30)]
+SEGMENTS = [SegmentRef(0, 0, b"", 0, length, 1, 1, f"op-1/changes/{length}") for length in (10, 20, 30)]
 
 
 class Restart:
@@ -157,7 +157,7 @@ def test_a_task_that_is_done_within_a_second_tells_nothing_and_counts_what_it_re
 def test_materialized_state_counts_and_all_is_read_when_the_state_is_there() -> None:
     """Another subtask of the host may have read the rest."""
     restart = Restart()
-    run = StoredRun("op/runs/1/0/a.run", 0, 40, b"", 1, 0, 9)
+    run = StoredRun("op-1/runs/1/0/a.run", 0, 40, b"", 1, 0, 9)
     restart.restoring.begin(RestorePlan(b"", 0, [], [Level(0, 0, b"", b"", 0, 9, [run, replace(run, offset=40)])]))
     restart.read_after(1)
     restart.restoring.end()

@@ -120,7 +120,8 @@ def push(harness: Harness, expected: Expected, batch: int) -> None:
 
 
 def folder_of(harness: Harness, subtask: int = 0) -> Path:
-    found: Path = parts_of(harness).query.local / str(harness.parallelism) / str(subtask) / ROCKSDB_FOLDER
+    query = parts_of(harness).query
+    found: Path = query.local / query.identity / str(harness.parallelism) / str(subtask) / ROCKSDB_FOLDER
     return found
 
 

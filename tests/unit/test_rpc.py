@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
 from statelog.clock import SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
@@ -31,12 +31,16 @@ from statelog.spark.rpc_tls import connect as connect_tls
 from statelog.spark.worker import DriverAddress, WorkerProcess
 from statelog.testing.clock import ManualClock
 from tests.acks import make_ack
+from tests.attempts import make_begun
 
 SECRET = b"s" * 32
 HOST = "127.0.0.1"
 TASK = TaskId("query", "run", "uid", "instance", 3, 1, 77)
 LONG_S = 30.0
 SHORT = RpcPolicy(handshake_timeout_s=0.2, transfer_timeout_s=0.2, call_timeout_s=LONG_S)
+
+
+BEGUN = make_begun(inline_bytes=10)
 
 
 class Handler:
@@ -49,7 +53,7 @@ class Handler:
         self.calls.append((request, payload))
         assert self.waits.wait(LONG_S)
         if isinstance(request, Begin):
-            return Begun(1, b"g", b"h", 10, "p", "s", 5, 6)
+            return BEGUN
         if isinstance(request, Tick):
             return Ticked(True)
         if isinstance(request, Ping):
@@ -156,7 +160,7 @@ def serving_threads() -> set[threading.Thread]:
 
 def test_calls_and_payloads_arrive(server: RpcServer, handler: Handler) -> None:
     client = client_of(server)
-    assert client.call(Begin(TASK, 1, 10, None)) == Begun(1, b"g", b"h", 10, "p", "s", 5, 6)
+    assert client.call(Begin(TASK, 1, 10, None)) == BEGUN
     big = os.urandom(3_000_000)
     assert client.call(ack(9), big) == Acked()
     assert handler.calls[1] == (ack(9), big)
@@ -574,7 +578,7 @@ def test_an_idle_client_is_kept(handler: Handler, identity: TlsIdentity | None) 
 
 def test_a_client_that_does_not_take_its_reply_is_given_up(handler: Handler, identity: TlsIdentity | None) -> None:
     def reply(request: Request, payload: bytes) -> Reply:
-        return Begun(1, b"g", bytes(30_000_000), 10, "p", "s", 5, 6)
+        return make_begun(head=bytes(30_000_000))
 
     before = serving_threads()
     with serving(reply, SHORT, identity) as server, authenticated(server) as connection:

@@ -54,7 +54,7 @@ def engine(tmp_path: Path) -> NotingEngine:
 
 
 def local_of(engine: NotingEngine, parallelism: int, subtask: int = 0) -> Path:
-    return engine.directory / f"host-{engine.host}" / str(parallelism) / str(subtask)
+    return engine.directory / f"host-{engine.host}" / engine.identity / str(parallelism) / str(subtask)
 
 
 def add(engine: NotingEngine, batch: int, *elements: str, subtask: int = 0) -> None:
@@ -151,7 +151,7 @@ def task_of(engine: NotingEngine, processor: Commands, batch: int = 0) -> Unkeye
         options=engine.options,
         call=engine.call,
         memory=WorkerMemory(),
-        local=local_of(engine, engine.parallelism),
+        local_of=lambda identity: local_of(engine, engine.parallelism),
         open_store=LocalStore,
         clock=engine.clock,
         token=f"attempt-{engine.attempts}",
@@ -234,9 +234,10 @@ def test_a_snapshot_with_fewer_elements_than_the_log_says_is_damaged(
 
     def answer(engine: NotingEngine, request: Begin) -> Begun:
         begun = engine.coordinator.begin(request)
-        assert begun.snapshot_view is not None
+        assert begun.view.snapshot_view is not None
         slices = [SnapshotSlice(0, "items", 0, 2), SnapshotSlice(0, *piece)]
-        return replace(begun, snapshot_view=replace(begun.snapshot_view, slices=slices))
+        view = replace(begun.view, snapshot_view=replace(begun.view.snapshot_view, slices=slices))
+        return replace(begun, view=view)
 
     engine.answer = answer
     with pytest.raises(CorruptionError, match=f"does not hold the {piece[2]} elements of state '{piece[0]}'") as raised:
@@ -249,7 +250,8 @@ def test_an_answer_of_another_kind_is_refused(engine: NotingEngine, is_begun: bo
     engine.start(1, 0)
 
     def answer(engine: NotingEngine, request: Begin) -> Reply:
-        return replace(engine.coordinator.begin(request), snapshot_view=None) if is_begun else Acked()
+        begun = engine.coordinator.begin(request)
+        return replace(begun, view=replace(begun.view, snapshot_view=None)) if is_begun else Acked()
 
     engine.answer = answer
     with pytest.raises(ProtocolError, match="answered begin with"):

@@ -15,7 +15,6 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, ProcessorError, Step, StorageError
 from statelog.checkpoint.changeset import Uploads
-from statelog.checkpoint.history import History
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.metrics import Measurements, Metric
 from statelog.options import TABLES
@@ -262,13 +261,13 @@ def make_harness(part_bytes: int, *, inline_bytes: int = 8 << 20, parallelism: i
 
 
 def uploads_of(harness: Harness) -> list[str]:
-    return [info.name for info in LocalStore(parts_of(harness).query.location).list("main/changes/")]
+    query = parts_of(harness).query
+    return [info.name for info in LocalStore(query.location).list(f"{query.identity}/changes/")]
 
 
 def lost_uploads(harness: Harness) -> list[str]:
     """Uploads that no checkpoint names."""
-    store = LocalStore(parts_of(harness).query.location)
-    named = History(parts_of(harness).query.open_log(store).read()).object_names()
+    named = parts_of(harness).batches.history().object_names()
     return [name for name in uploads_of(harness) if name not in named]
 
 
@@ -396,5 +395,6 @@ def test_nothing_is_uploaded_where_nothing_has_changed() -> None:
         before = uploads_of(harness)
         harness.push([], 1000)
         after = uploads_of(harness)
-        sizes = [info.size_bytes for info in LocalStore(parts_of(harness).query.location).list("main/changes/")]
+        query = parts_of(harness).query
+        sizes = [info.size_bytes for info in LocalStore(query.location).list(f"{query.identity}/changes/")]
         assert (sorted(set(after) - set(before)), min(sizes) > 41) == ([], True)
