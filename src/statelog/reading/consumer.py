@@ -236,15 +236,10 @@ class ChangeConsumer:
 
     def _require_same(self, look: _Look, position: Position) -> None:
         """Raise StateMissingError if the batch of a position was taken back."""
-        own, after = look.query.at(position.batch), look.query.at(position.batch + 1)
-        if not position.token:
-            return
-        if own is not None:
-            is_same = own.token.hex() == position.token
-        else:
-            # Its entry may have been deleted; the next one tells the checkpoint that it follows.
-            is_same = position.batch <= look.latest.batch and (after is None or after.follows.hex() == position.id)
-        if not is_same:
+        own = look.query.at(position.batch)
+        # An entry that has been deleted is told by the one after it, see `_after`.
+        is_same = position.batch <= look.latest.batch if own is None else own.token.hex() == position.token
+        if position.token and not is_same:
             raise self._replaced(look, position)
 
     def _replaced(self, look: _Look, position: Position) -> StateMissingError:
