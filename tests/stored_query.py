@@ -101,13 +101,21 @@ class StoredQuery:
                 commands: list[tuple[Key, Command]] = [(KEY, ("set", batch)), (KEY, ("append", str(batch)))]
                 runner.run_operator(uid, batch, command_rows(queries[uid], commands))
         runner.stop()
+        self.commit(batches, time_ms=time_ms)
+        return self
+
+    def commit(self, batches: range, *, time_ms: int = 1000) -> None:
+        """Write what Spark notes of batches, whatever operators they have had."""
         for batch in batches:
-            self.times[batch] = BatchTime(time_ms + batch, 0)
-            text = "v1\n" + json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms + batch}) + '\n{"value":0}'
-            _write(self.checkpoint / "offsets" / str(batch), text)
+            self.offer(batch, time_ms=time_ms)
             _write(self.checkpoint / "commits" / str(batch), "v1\n{}")
         _write(self.checkpoint / "metadata", json.dumps({"id": self.query_id}))
-        return self
+
+    def offer(self, batch: int, *, time_ms: int = 1000) -> None:
+        """Write what Spark notes of a batch that it begins."""
+        self.times[batch] = BatchTime(time_ms + batch, 0)
+        text = "v1\n" + json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms + batch}) + '\n{"value":0}'
+        _write(self.checkpoint / "offsets" / str(batch), text)
 
     def forget(self, batches: range) -> None:
         """Take back Spark's commits, and what it noted of the batches behind the first of them."""

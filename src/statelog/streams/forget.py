@@ -90,7 +90,7 @@ def forget(
         ended = [one for one in history.ended if history.name_of(one) == uid]
         if ended:
             return Forgotten(uid, f"{query.location}/{ended[-1]}", None)  # an earlier call has given it up
-        raise _unknown(query, uid)
+        raise _unknown(history, query, uid)
     if not dry_run:
         query.claim(_RUN, lambda newest: News(ended=(_named(newest, query, uid),)))
     return Forgotten(uid, f"{query.location}/{identity}", history.latest.batch)
@@ -99,19 +99,19 @@ def forget(
 def _beginning(history: QueryHistory, query: StoppedQuery, uid: str, batch: int) -> News:
     """Let a query begin its state with a batch. Those before it had no operator, and have no checkpoints."""
     if history.names:
-        raise _unknown(query, uid)
+        raise _unknown(history, query, uid)
     return News(follows=b"", begins_at=batch)
 
 
 def _named(history: QueryHistory, query: StoppedQuery, uid: str) -> str:
     identity = history.names.get(uid)
     if identity is None:
-        raise _unknown(query, uid)
+        raise _unknown(history, query, uid)
     return identity
 
 
-def _unknown(query: StoppedQuery, uid: str) -> ConfigurationError:
-    names = ", ".join(map(repr, sorted(query.history.names))) or "none"
+def _unknown(history: QueryHistory, query: StoppedQuery, uid: str) -> ConfigurationError:
+    names = ", ".join(map(repr, sorted(history.names))) or "none"
     return ConfigurationError(
         f"{query.location}: the query has no operator '{uid}'; it has {names}.",
         kind=ErrorKind.INVALID_OPTION,
