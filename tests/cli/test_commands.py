@@ -153,9 +153,12 @@ def test_export_writes_a_parquet_file(story: Story, run: Any, tmp_path: Path) ->
 
 def test_pins_are_made_listed_and_removed(story: Story, run: Any) -> None:
     made = run("pin", "--at", "6", "--lasts-s", "60", "--owner", "audit", "--json")
-    assert (made["batch"], made["owner"]) == (6, "audit")
-    assert run("pins", "--json") == [made]
+    assert (made["batch"], made["owner"], made["uids"], made["is_on_line"]) == (6, "audit", ["op"], True)
+    assert run("pins", "--json") == run("pins", "--uid", "op", "--json") == [made]
     assert "audit" in run("pins")
+    assert "no operator 'other'" in run("pins", "--uid", "other", code=1)
+    by_name = run("scan", "--state", "map", "--at", made["name"], "--limit", "0", "--json")
+    assert sorted((tuple(row.values()) for row in by_name), key=repr) == map_rows(story.models[6])
     assert run("unpin", made["name"]) == ""
     assert run("pins") == "none\n"
     assert "has no pin" in run("unpin", made["name"], code=1)
@@ -166,7 +169,7 @@ def test_stats_measures_the_state(story: Story, run: Any, scan: bool) -> None:
     options = ["--scan"] if scan else []
     [found] = run("stats", "--json", *options)
     assert [found] == plain(statelog.stats(story.location, scan=scan))
-    stored = open_store(story.location).list("op/")
+    stored = open_store(story.location).list()
     assert found["stored_bytes"] == sum(info.size_bytes for info in stored)
     rows_of = {one["state"]: one["rows"] for one in found["states"]}
     assert rows_of == {name: len(rows_at(story.models[-1])) if scan else None for name, rows_at in STATES.items()}

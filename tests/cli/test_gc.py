@@ -25,7 +25,8 @@ def test_objects_that_nothing_needs_are_listed_and_deleted(
     story = make_story(request, tmp_path / "query", place)
     story.start()
     story.run_batches(2, random.Random(2))
-    for name in ("op/changes/1/0/lost.run", "op/changes/2/0/own.run"):
+    lost, own = (f"{story.identity}/changes/{epoch}/0/orphan.run" for epoch in (1, 2))
+    for name in (lost, own):
         open_store(story.location).put(name, bytes(2000))
 
     def gc(*arguments: str) -> tuple[str, str]:
@@ -36,8 +37,8 @@ def test_objects_that_nothing_needs_are_listed_and_deleted(
     assert gc() == ("none\n", "Found 0 objects, 0 B.\n")
     found = json.loads(gc("--min-age-s", "-60", "--json")[0])
     names = [info["name"] for info in found]
-    assert "op/changes/1/0/lost.run" in names
-    assert "op/changes/2/0/own.run" not in names
+    assert lost in names
+    assert own not in names
     listed, hint = gc("--min-age-s", "-60")
     assert all(name in listed for name in names)
     assert hint.startswith(f"Found {len(found)} objects, 2.")
