@@ -21,8 +21,7 @@ from statelog import (
 )
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.protocol import Begin, Begun, Fetch
-from statelog.log.entry import Checkpoint
-from statelog.log.open import open_log
+from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.metrics import Recorded
 from statelog.runs import digests
 from statelog.storage import LocalStore, Store
@@ -57,8 +56,14 @@ def ack(engine: Engine, batch: int, subtask: int, attempt: int, data: bytes, *, 
 
 
 def checkpoints(engine: Engine) -> list[Checkpoint]:
-    log = open_log(LocalStore(engine.location), engine.uid, engine.options, engine.clock)
-    return [entry for entry in log.read() if isinstance(entry, Checkpoint)]
+    """The operator's checkpoints in all entries of the log."""
+    entries = engine.open_log(LocalStore(engine.location)).read()
+    found = [entry for entry in entries if isinstance(entry, QueryCheckpoint)]
+    return [Checkpoint.of(entry, section) for entry in found for section in entry.sections]
+
+
+def uploads(engine: Engine) -> list[str]:
+    return [info.name for info in LocalStore(engine.location).list(f"{engine.identity}/changes/")]
 
 
 def complete(engine: Engine, batch: int, *contents: bytes) -> None:
@@ -99,8 +104,8 @@ def test_other_result_of_a_later_attempt_is_a_revision(engine: Engine) -> None:
     assert (second.batch, second.revision) == (0, 1)
     assert second.segments[0] == first.segments[0], "what did not change is not written again"
     begun = begin(engine, 1, 1, 101)
-    genesis = digests.genesis(engine.query_id, engine.uid, 1, 2)
-    assert begun.head == digests.extend(genesis, 0, [digests.checksum(b"other")])
+    genesis = digests.genesis(engine.identity, 1, 2)
+    assert begun.view.head == digests.extend(genesis, 0, [digests.checksum(b"other")])
 
 
 def test_other_result_of_an_earlier_attempt_does_not_count(engine: Engine) -> None:
@@ -159,22 +164,24 @@ def test_incomplete_batch_stops_the_next(engine: Engine) -> None:
         begin(engine, 2, 0, 200)
     assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
     assert "statelog.rewind" in caught.value.hint
-    with pytest.raises(StateMissingError, match="no subtask ran in batch 2"):
+    with pytest.raises(StateMissingError, match="no subtask of operator 'op' ran in batch 2"):
         begin(engine, 3, 0, 300)
 
 
 def test_a_committed_batch_needs_a_checkpoint(engine: Engine) -> None:
     engine.start(2, 0)
-    with pytest.raises(StateMissingError, match="checkpoint 0 does not exist: no subtask ran in batch 0"):
+    with pytest.raises(
+        StateMissingError, match="checkpoint 0 does not exist: no subtask of operator 'op' ran in batch 0"
+    ):
         engine.coordinator.require_committed(0)
     complete(engine, 0, b"0", b"1")
     engine.coordinator.require_committed(0)
-    with pytest.raises(StateMissingError, match="no subtask ran in batch 1"):
+    with pytest.raises(StateMissingError, match="no subtask of operator 'op' ran in batch 1"):
         engine.coordinator.require_committed(1)
     begin(engine, 1, 1, 101)
     ack(engine, 1, 1, 101, b"only one")
     engine.coordinator.require_committed(0)
-    with pytest.raises(StateMissingError, match=r"of batch 1 these subtasks did not run to their end: 0\.") as caught:
+    with pytest.raises(StateMissingError, match=r"did not run to their end: operator 'op': 0\.") as caught:
         engine.coordinator.require_committed(1)
     assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
 
@@ -277,7 +284,7 @@ def test_another_query_is_refused_and_does_not_fence(engine: Engine, tmp_path: P
     engine.start(1, 0)
     complete(engine, 0, b"data")
     other = Engine(tmp_path, low_hash, query_id="other")
-    with pytest.raises(ConfigurationError, match="belongs to operator 'op' of query query") as caught:
+    with pytest.raises(ConfigurationError, match="belongs to query query, not to query other") as caught:
         other.start(1, 0)
     assert caught.value.kind is ErrorKind.OTHER_OWNER
     complete(engine, 1, b"goes on")
@@ -290,7 +297,7 @@ def test_rerun_from_batch_0_starts_empty(engine: Engine) -> None:
     complete(engine, 1, b"older")
     engine.start(1, 0)
     begun = begin(engine, 0, 0, 1)
-    assert begun.head == begun.genesis
+    assert begun.view.head == begun.view.genesis
     ack(engine, 0, 0, 1, b"new")
     with pytest.raises(StateMissingError):
         engine.start(1, 2)
@@ -302,12 +309,13 @@ def test_orphans_of_dead_epochs_go_and_referenced_uploads_stay(tmp_path: Path) -
     engine.start(1, 0)
     engine.run_commands(0, 0, [((1, None), ("set", 1))])
     store = LocalStore(engine.location)
-    [referenced] = [info.name for info in store.list("op/changes/")]
-    store.put("op/changes/1/0/9-orphan.run", b"left behind")
-    store.put("other/changes/1/0/foreign.run", b"not ours")
+    [referenced] = uploads(engine)
+    store.put(f"{engine.identity}/changes/1/0/9-orphan.run", b"left behind")
+    store.put("other-1/changes/1/0/0-orphan.run", b"of an operator that no checkpoint has")
+    store.put("other/place.run", b"not ours")
     engine.start(1, 1)
-    assert [info.name for info in store.list("op/changes/")] == [referenced]
-    assert [info.name for info in store.list("other/")] == ["other/changes/1/0/foreign.run"]
+    assert uploads(engine) == [referenced]
+    assert [info.name for info in store.list("other")] == ["other/place.run"]
 
 
 def test_replaced_upload_is_removed(tmp_path: Path) -> None:
@@ -317,8 +325,7 @@ def test_replaced_upload_is_removed(tmp_path: Path) -> None:
     engine.run_commands(0, 0, [((1, None), ("set", 2))])
     engine.run_commands(0, 0, [((1, None), ("set", 2))])
     engine.run_commands(1, 0, [])
-    names = [info.name for info in LocalStore(engine.location).list("op/changes/")]
-    assert names == [checkpoints(engine)[-2].segments[0].name]
+    assert uploads(engine) == [checkpoints(engine)[-2].segments[0].name]
 
 
 def test_run_without_checkpoint_leaves_nothing(engine: Engine) -> None:
@@ -378,8 +385,9 @@ def test_fetch_names_only_what_is_missing(engine: Engine) -> None:
     complete(engine, 0, b"00", b"01")
     complete(engine, 1, b"10", b"11")
     begun = begin(engine, 2, 1, 900)
-    middle = digests.extend(begun.genesis, 0, [digests.checksum(b"01")])
-    fetch = engine.coordinator.fetch(Fetch(engine.task_id(2, 1, 900), [begun.genesis, middle]))
+    genesis = begun.view.genesis
+    middle = digests.extend(genesis, 0, [digests.checksum(b"01")])
+    fetch = engine.coordinator.fetch(Fetch(engine.task_id(2, 1, 900), [genesis, middle]))
     assert fetch.missing.since == middle
     assert [part.segment.checksum for part in fetch.missing.segments] == [digests.checksum(b"11")]
 
@@ -414,7 +422,7 @@ def test_close_keeps_uploads_that_a_newer_run_has_counted(tmp_path: Path) -> Non
     """A claim between the append and the look for it: the newer run counts an entry that the older does not know of."""
     newer = Engine(tmp_path, lambda key: 0, inline_budget_bytes=0)
     newer.runs = 5
-    plan = FaultPlan.at("append", when="after", action=lambda: newer.start(1, 0))
+    plan = FaultPlan.at("append", when="after", action=lambda: newer.start(1, 1))
     stores = iter([FaultStore(LocalStore(tmp_path / "location"), plan)])
     older = Engine(
         tmp_path,
@@ -465,7 +473,7 @@ def test_changesets_travel_with_the_acks_up_to_a_size_that_suits_the_store(
 ) -> None:
     engine = Engine(tmp_path, low_hash, file_merging="auto", inline_budget_bytes=budget, open_store=store)
     engine.start(2, 0)
-    assert begin(engine, 0, 0, 100).inline_bytes == share
+    assert begin(engine, 0, 0, 100).permit.inline_bytes == share
 
 
 def test_a_copy_of_the_query_does_not_go_on_from_the_other_ones_state(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from statelog import (
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Begin, Begun, Fetch, JobOutcome, TaskId, Witness
+from statelog.checkpoint.protocol import Begin, Begun, Fetch, JobOutcome, Permit, TaskId, View, Witness
 from statelog.checkpoint.redistribution import SnapshotView
-from statelog.log.entry import FRAME_HEADER_BYTES, INITIAL_BATCH, Checkpoint
+from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, QueryCheckpoint
 from statelog.log.open import open_log
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.metrics import Measurements, Metric
@@ -102,11 +102,10 @@ class Runs:
         self.run = dataclasses.replace(run, run_id=f"run-{self.number}")
         self.measurements = Measurements()
         self.coordinator = Coordinator(
-            self.run,
+            [dataclasses.replace(self.run, options=self.options, instance="instance")],
             store=self.store,
             location="location",
-            root="op",
-            log=open_log(self.store, "op", self.options, self.clock),
+            log=open_log(self.store, self.options, self.clock),
             options=self.options,
             clock=self.clock,
             new_token=lambda: f"{self.number}-{self.attempts}".rjust(16).encode(),
@@ -148,8 +147,15 @@ class Runs:
 
     @property
     def entries(self) -> list[Checkpoint]:
-        read = open_log(self.store, "op", self.options, self.clock).read()
-        return [entry for entry in read if isinstance(entry, Checkpoint)]
+        """The operator's checkpoints in all entries of the log."""
+        read = open_log(self.store, self.options, self.clock).read()
+        found = [entry for entry in read if isinstance(entry, QueryCheckpoint)]
+        return [Checkpoint.of(entry, section) for entry in found for section in entry.sections]
+
+    @property
+    def identity(self) -> str:
+        """The operator's identity in the current run."""
+        return self.coordinator.operator("op").identity
 
     @property
     def names(self) -> set[str]:
@@ -193,7 +199,7 @@ def test_a_location_that_another_query_has_taken_meanwhile_is_refused(runs: Runs
         other.ack(0, task=task)
 
     runs.store = FaultStore(runs.store, FaultPlan.at("put_if_absent", action=take))
-    with pytest.raises(ConfigurationError, match="belongs to operator 'op' of query other") as raised:
+    with pytest.raises(ConfigurationError, match="belongs to query other, not to query query") as raised:
         runs.start(0)
     assert raised.value.kind is ErrorKind.OTHER_OWNER
 
@@ -208,8 +214,8 @@ def test_a_checkpoint_of_another_copy_of_the_query_is_refused_from_the_first_on(
     assert raised.value.kind is ErrorKind.OTHER_OWNER
 
 
-def given(name: str = "op/runs/1/0/given.run") -> dict[int, list[StoredRun]]:
-    return {0: [StoredRun(name, 0, 5, digests.checksum(b"given"), 1, WHOLE.first, WHOLE.last)]}
+def given(name: str = "op-1/runs/1/0/given.run") -> dict[str, dict[int, list[StoredRun]]]:
+    return {"op": {0: [StoredRun(name, 0, 5, digests.checksum(b"given"), 1, WHOLE.first, WHOLE.last)]}}
 
 
 def names_to_read(runs: Runs) -> list[str]:
@@ -222,12 +228,16 @@ def names_to_read(runs: Runs) -> list[str]:
 
 def test_given_state_is_there_before_the_first_batch_and_once(runs: Runs) -> None:
     runs.made(KEYED).open(0, given())
-    assert [entry.batch for entry in runs.entries] == [INITIAL_BATCH]
-    assert names_to_read(runs) == ["op/runs/1/0/given.run"]
+    assert runs.entries == [], "the first checkpoint tells it"
+    assert names_to_read(runs) == ["op-1/runs/1/0/given.run"]
     runs.ack(0)
     runs.batch(1)
     runs.start(1)
-    assert [entry.batch for entry in runs.entries] == [INITIAL_BATCH, 0, 1], "it is not given again"
+    assert [entry.batch for entry in runs.entries] == [0, 1]
+    assert [entry.begins for entry in runs.entries] == [True, False]
+    runs.begin(1)
+    missing = runs.coordinator.fetch(Fetch(runs.task(1), [])).missing
+    assert [run.name for level in missing.levels for run in level.runs] == ["op-1/runs/1/0/given.run"]
     runs.start(0)
     assert names_to_read(runs) == [], "a rerun that is given nothing has nothing"
     runs.start(0)
@@ -256,7 +266,7 @@ def test_a_start_pins_the_points_in_time_that_the_one_before_could_not(runs: Run
     for first_batch in (6, 7):
         runs.start(first_batch)
         runs.batch(first_batch)
-        pins = [int(Path(info.name).name.partition("-")[0]) for info in store.list("op/pins/")]
+        pins = [int(Path(info.name).name.partition("-")[0]) for info in store.list("pins/")]
         assert pins == {6: [0, 3], 7: [0, 3, 6]}[first_batch]
     assert runs.entries[-1].retained_from == 6
 
@@ -273,37 +283,41 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
     runs.batch(0, b"zero", b"one", timers_to_ms=850)
     runs.batch(1, b"zero", b"one", timers_to_ms=1850)
     runs.start(2, dataclasses.replace(first, states=[state("brief")], deleted=("deleted",)))
-    runs.coordinator.offer_initial_state(["", "op/initial/1"])
-    genesis = digests.genesis("query", "op", 1, 2)
+    runs.coordinator.operator("op").offer_initial_rows(["", "op/initial/1"])
+    genesis = digests.genesis(runs.identity, 1, 2)
     head = digests.extend(genesis, 0, [digests.checksum(b"one")])
-    newest = runs.store.list("op/log/")[-1].name
-    expected = Begun(
-        epoch=2,
+    newest = runs.store.list("log/")[-1].name
+    assert runs.entries[0].identity == runs.identity
+    view = View(
+        identity=runs.identity,
         genesis=genesis,
         head=digests.extend(head, 1, [digests.checksum(b"one")]),
+        generations={"deleted": 1},
+        certain_generations={},
+        closed_ms=1900 - 100,
+        expires_by={"brief": "processing"},
+        snapshot_view=None,
+    )
+    permit = Permit(
+        epoch=2,
         inline_bytes=runs.options.inline_bytes(2),
-        upload_prefix="op/changes/2/1",
+        upload_prefix=f"{runs.identity}/changes/2/1",
         store="location",
         batch_time_ms=3000,
         watermark_ms=2900,
         late_watermark_ms=1900,
         timers_after_ms=NO_TIME_MS,
-        generations={"deleted": 1},
-        certain_generations={},
-        closed_ms=1900 - 100,
-        expires_by={"brief": "processing"},
         initial="op/initial/1",
-        snapshot_view=None,
         maintenance=None,
         witness=Witness(newest, runs.store.read(newest, length=FRAME_HEADER_BYTES)),
     )
-    assert runs.begin(2, 1) == expected
+    assert runs.begin(2, 1) == Begun(view, permit)
 
 
 def test_timers_that_fired_in_the_batch_before_are_not_looked_for(runs: Runs) -> None:
     runs.start(0)
     runs.batch(0, timers_to_ms=850)
-    assert runs.begin(1).timers_after_ms == 850
+    assert runs.begin(1).permit.timers_after_ms == 850
 
 
 def test_a_deletion_is_certain_in_the_second_batch_that_has_it(runs: Runs) -> None:
@@ -312,8 +326,8 @@ def test_a_deletion_is_certain_in_the_second_batch_that_has_it(runs: Runs) -> No
     runs.batch(0)
     runs.start(1, dataclasses.replace(KEYED, deleted=("gone",)))
     told = [runs.batch(1), runs.batch(1, b"other"), runs.batch(2), runs.batch(3)]
-    assert [begun.generations for begun in told] == [{"gone": 1}] * 4
-    assert [begun.certain_generations for begun in told] == [{}, {}, {"gone": 1}, {"gone": 1}]
+    assert [begun.view.generations for begun in told] == [{"gone": 1}] * 4
+    assert [begun.view.certain_generations for begun in told] == [{}, {}, {"gone": 1}, {"gone": 1}]
 
 
 def test_states_that_are_not_declared_any_more_stay_in_every_entry(runs: Runs) -> None:
@@ -334,7 +348,7 @@ def test_what_a_start_converts_is_recorded(runs: Runs) -> None:
 
 
 def times_of(begun: Begun) -> tuple[int, int]:
-    return begun.late_watermark_ms, begun.watermark_ms
+    return begun.permit.late_watermark_ms, begun.permit.watermark_ms
 
 
 def test_an_own_watermark_follows_what_the_batches_before_have_seen(runs: Runs) -> None:
@@ -374,16 +388,16 @@ def test_a_batch_that_moves_the_watermark_is_followed_by_another(
     runs: Runs, seen: list[int], advances: list[bool]
 ) -> None:
     runs.start(0, dataclasses.replace(KEYED, watermark=WatermarkPolicy(10)))
-    assert not runs.coordinator.watermark_advances(0), "it has no checkpoint"
+    assert not runs.coordinator.watermark_advances("op", 0), "it has no checkpoint"
     for batch, event_ms in enumerate(seen):
         runs.batch(batch, max_event_ms=[event_ms])
-    assert [runs.coordinator.watermark_advances(batch) for batch in (0, 1)] == advances
+    assert [runs.coordinator.watermark_advances("op", batch) for batch in (0, 1)] == advances
 
 
 def test_sparks_own_watermark_is_none_of_the_operators_business(runs: Runs) -> None:
     runs.start(0)
     runs.batch(0)
-    assert not runs.coordinator.watermark_advances(0)
+    assert not runs.coordinator.watermark_advances("op", 0)
 
 
 # ---- The initial state ----
@@ -393,15 +407,15 @@ def offer(runs: Runs, **more: bool) -> None:
     runs.start(0, dataclasses.replace(KEYED, parallelism=2), **more)
     for name in ("op/initial/a", "op/initial/b"):
         runs.store.put(name, b"rows")
-    runs.coordinator.offer_initial_state(["op/initial/a", ""])
+    runs.coordinator.operator("op").offer_initial_rows(["op/initial/a", ""])
 
 
 def test_rows_of_an_initial_state_are_for_the_first_batch_and_go_with_the_second(runs: Runs) -> None:
     offer(runs)
-    assert [runs.begin(0, subtask).initial for subtask in (0, 1)] == ["op/initial/a", ""]
+    assert [runs.begin(0, subtask).permit.initial for subtask in (0, 1)] == ["op/initial/a", ""]
     runs.batch(0)
     assert runs.store.read("op/initial/a") == b"rows", "it may be repeated"
-    assert runs.begin(1).initial == ""
+    assert runs.begin(1).permit.initial == ""
     assert {name for name in runs.names if "/initial/" in name} == {"op/initial/b"}, "that is of somebody else"
 
 
@@ -422,7 +436,7 @@ def test_rows_of_an_initial_state_go_with_a_run_that_ends_in_its_first_batch(
 def test_a_batch_that_is_left_out_stops_the_query(runs: Runs, later: int) -> None:
     runs.start(0)
     runs.batch(0)
-    with pytest.raises(StateMissingError, match=f"no subtask ran in batch {later - 1}") as raised:
+    with pytest.raises(StateMissingError, match=f"no subtask of operator 'op' ran in batch {later - 1}") as raised:
         runs.begin(later)
     assert raised.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
 
@@ -458,7 +472,7 @@ def test_a_run_that_is_over_answers_nobody(runs: Runs, tmp_path: Path, how: str)
         with pytest.raises(FencedError) as raised:
             call()
         assert ("is over" in str(raised.value)) == (how == "closed"), "the first reason is the one that is told"
-    assert begun.epoch == 1
+    assert begun.permit.epoch == 1
     if how == "fenced":
         newer.batch(0)
         assert [entry.run_id for entry in newer.entries] == ["run-1"], "the newer one goes on"
@@ -502,17 +516,20 @@ def test_materialized_runs_inside_an_entry_are_named_where_they_are_by_its_revis
     runs.start(0)
     runs.batch(0)
     begun = runs.begin(1)
-    assert begun.maintenance is not None
-    assert begun.maintenance.grant is not None
+    assert begun.permit.maintenance is not None
+    assert begun.permit.maintenance.grant is not None
     run = StoredRun("", 0, 6, digests.checksum(b"merged"), 1, WHOLE.first, WHOLE.last)
-    level = Level(0, 0, begun.genesis, begun.head, WHOLE.first, WHOLE.last, [run])
-    assert runs.ack(1, b"1", levels=[level], job=begun.maintenance.grant.job, behind=b"merged") is JobOutcome.ACCEPTED
+    level = Level(0, 0, begun.view.genesis, begun.view.head, WHOLE.first, WHOLE.last, [run])
+    assert (
+        runs.ack(1, b"1", levels=[level], job=begun.permit.maintenance.grant.job, behind=b"merged")
+        is JobOutcome.ACCEPTED
+    )
     runs.batch(1, b"another result")
     first, second = (entry.bases[0].levels[0].runs[0] for entry in runs.entries[1:])
     assert runs.entries[-1].revision == 1
     assert first == second
     assert runs.store.read(second.name, offset=second.offset, length=second.length) == b"merged"
-    assert sum(runs.store.read(info.name).count(b"merged") for info in runs.store.list("op/log/")) == 1
+    assert sum(runs.store.read(info.name).count(b"merged") for info in runs.store.list("log/")) == 1
 
 
 def test_checkpoints_that_are_not_retained_any_more_go(runs: Runs) -> None:
@@ -520,10 +537,12 @@ def test_checkpoints_that_are_not_retained_any_more_go(runs: Runs) -> None:
     runs.start(0, WITHOUT_KEYS)
     for batch in range(6):
         begun = runs.begin(batch)
-        runs.store.put(f"{begun.upload_prefix}/{batch}-a", b"data")
+        runs.store.put(f"{begun.permit.upload_prefix}/{batch}-a", b"data")
         task = runs.task(batch)
-        runs.coordinator.ack(make_ack(task, b"%d" % batch, 4, 1, 0, f"{begun.upload_prefix}/{batch}-a"), b"")
-    assert {name for name in runs.names if "/changes/" in name} == {f"op/changes/1/0/{batch}-a" for batch in (4, 5)}
+        runs.coordinator.ack(make_ack(task, b"%d" % batch, 4, 1, 0, f"{begun.permit.upload_prefix}/{batch}-a"), b"")
+    assert {name for name in runs.names if "/changes/" in name} == {
+        f"{runs.identity}/changes/1/0/{batch}-a" for batch in (4, 5)
+    }
     assert [entry.retained_from for entry in runs.entries][-1] == 4
 
 
@@ -577,14 +596,15 @@ def test_a_run_removes_what_it_has_left_before_it_gives_up_its_epoch(runs: Runs)
     class Deletes(FaultPlan):
         def fault(self, call: Call) -> Fault | None:
             if call.operation == "delete":
-                deleted.append(call.name.split("/")[1])
+                deleted.append(call.name)
             return None
 
     runs.store = FaultStore(runs.store, Deletes())
     runs.start(0)
-    runs.store.put(f"{runs.begin(0).upload_prefix}/0-a.run", b"data")
+    name = f"{runs.begin(0).permit.upload_prefix}/0-a.run"
+    runs.store.put(name, b"data")
     runs.coordinator.close()
-    assert deleted == ["changes", "log"]
+    assert deleted == [name, f"log/{1:020}.log"]
     assert runs.names == set()
 
 
@@ -595,11 +615,11 @@ def test_a_materialization_that_fails_too_often_stops_the_run(runs: Runs) -> Non
     runs.start(0)
     runs.batch(0)
     begun = runs.begin(1)
-    assert begun.maintenance is not None
-    assert begun.maintenance.grant is not None
+    assert begun.permit.maintenance is not None
+    assert begun.permit.maintenance.grant is not None
     for _ in range(2):
         with pytest.raises(StorageError, match="failed more than 0 times in a row: no room") as raised:
-            runs.ack(1, job=begun.maintenance.grant.job, materialization_failure="no room")
+            runs.ack(1, job=begun.permit.maintenance.grant.job, materialization_failure="no room")
         assert raised.value.kind is ErrorKind.MATERIALIZATION
     with pytest.raises(StorageError, match="no room"):
         runs.begin(1)
@@ -639,8 +659,8 @@ def test_a_snapshot_that_was_put_together_from_others_cannot_be_unchanged(runs: 
     runs.ack(0, b"both", element_counts={"s": 2})
     runs.start(1, dataclasses.replace(run, parallelism=2))
     begun = runs.begin(1)
-    assert begun.snapshot_view is not None
-    assert begun.snapshot_view.slices is not None
+    assert begun.view.snapshot_view is not None
+    assert begun.view.snapshot_view.slices is not None
     with pytest.raises(ProtocolError, match="did not start from"):
         runs.ack(1, b"both", is_unchanged=True, length=0)
 
@@ -701,8 +721,8 @@ def test_an_operator_without_keys_gets_no_orders_and_counts_no_log(runs: Runs, c
     runs.start(0, WITHOUT_KEYS)
     for batch in range(3):
         begun = runs.batch(batch, b"%d" % batch)
-        assert begun.maintenance is None
-        assert begun.snapshot_view == (
+        assert begun.permit.maintenance is None
+        assert begun.view.snapshot_view == (
             SnapshotView() if batch == 0 else SnapshotView([runs.entries[batch - 1].segments[0]], None)
         )
     assert [(metrics.log_bytes, metrics.base_bytes) for metrics in runs.told.metrics] == [(0, 0)] * 3

@@ -40,7 +40,7 @@ class KillAt(FaultPlan):
     def fault(self, call: Call) -> Fault | None:
         if self.is_dead:
             raise Killed
-        is_drivers = "/log/" in call.name or call.name.endswith("/parent.json")
+        is_drivers = call.name.startswith("log/")
         is_of_task = call.operation in ("put", "read", "size_bytes") and not is_drivers
         if self._only_tasks and not is_of_task:
             return None

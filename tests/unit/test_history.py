@@ -16,7 +16,7 @@ from statelog.runs.key_groups import KEY_GROUPS, hash_range
 from tests.entries import entry_of
 
 
-def segment(subtask: int, name: str = "op/log/1", offset: int = 0, length: int = 10) -> SegmentRef:
+def segment(subtask: int, name: str = "log/1", offset: int = 0, length: int = 10) -> SegmentRef:
     return SegmentRef(subtask, subtask, b"%d %d" % (subtask, offset), offset, length, 1, 1, name)
 
 
@@ -48,7 +48,7 @@ def test_changesets_that_stand_together_are_read_together() -> None:
     together = [segment(1, offset=100), segment(2, offset=110, length=20), segment(3, offset=130, length=5)]
     record = record_of(elsewhere[0], *together, segment(4, "op/changes/1/4/0", 0, 50), *elsewhere[1:])
     for is_shared in (False, True):
-        assert [record.extent_of(one, is_shared) for one in together] == [Extent("op/log/1", 100, 35)] * 3
+        assert [record.extent_of(one, is_shared) for one in together] == [Extent("log/1", 100, 35)] * 3
     assert record.extent_of(elsewhere[0], False) is None, "nobody else needs it"
     assert record.extent_of(elsewhere[0], True) == Extent("op/changes/1/0/0", 0, 10)
 
@@ -56,7 +56,7 @@ def test_changesets_that_stand_together_are_read_together() -> None:
 def test_two_changesets_are_together_and_one_is_not() -> None:
     alone, other = segment(0, offset=7), segment(1, offset=17)
     assert record_of(alone).extent_of(alone, False) is None
-    assert record_of(alone, other).extent_of(alone, False) == Extent("op/log/1", 7, 20)
+    assert record_of(alone, other).extent_of(alone, False) == Extent("log/1", 7, 20)
 
 
 def test_large_changesets_are_read_by_who_needs_them() -> None:
@@ -65,7 +65,7 @@ def test_large_changesets_are_read_by_who_needs_them() -> None:
         expected = Extent("op/changes/1/0/0", 3, length) if is_read_at_once else None
         assert record_of(alone).extent_of(alone, True) == expected
         first, second = segment(0, offset=0, length=10), segment(1, offset=10, length=length - 10)
-        expected = Extent("op/log/1", 0, length) if is_read_at_once else None
+        expected = Extent("log/1", 0, length) if is_read_at_once else None
         assert record_of(first, second).extent_of(first, False) == expected
 
 

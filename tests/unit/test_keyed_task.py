@@ -196,7 +196,7 @@ def test_without_changelog_no_part_of_one_is_written(engine: NotingEngine) -> No
     engine.start(1, 0)
     engine.run_commands(0, 0, [((number, None), ("set", number)) for number in range(100)])
     assert not engine.ack.has_changeset
-    assert LocalStore(engine.location).list("op/changes/") == []
+    assert LocalStore(engine.location).list(f"{engine.identity}/changes/") == []
 
 
 def test_a_batch_has_the_times_that_the_coordinator_tells(
@@ -216,8 +216,9 @@ def test_a_batch_has_the_times_that_the_coordinator_tells(
     engine.start(1, 0)
     run(engine, 0, ("set", 1))
     begun = engine.begun[-1]
-    times = {"watermark_ms": 950, "late_watermark_ms": 900, "timers_after_ms": 850, "closed_ms": 800}
-    engine.answers = {Begin: replace(begun, epoch=7, batch_time_ms=1000, **times), Ack: Acked()}
+    times = {"watermark_ms": 950, "late_watermark_ms": 900, "timers_after_ms": 850}
+    told = Begun(replace(begun.view, closed_ms=800), replace(begun.permit, epoch=7, batch_time_ms=1000, **times))
+    engine.answers = {Begin: told, Ack: Acked()}
     run(engine, 0, ("set", 1))
     assert contexts[-1] == BatchContext(7, 0, Moment(1000, 950, 900), timers_after_ms=850, closed_ms=800)
 
@@ -250,7 +251,7 @@ def test_the_rows_of_an_initial_state_are_read_where_the_coordinator_says(
     monkeypatch.setattr(keyed_task, "KeyedSubtask", Noted)
     engine.start(1, 0)
     LocalStore(engine.location).put("op/initial/a", initial_of(3))
-    engine.coordinator.offer_initial_state(["op/initial/a"])
+    engine.coordinator.operator(engine.uid).offer_initial_rows(["op/initial/a"])
     for batch in range(2):
         run(engine, batch, ("set", 1))
     assert [initial and initial.rows.num_rows for initial in found] == [3, None]
@@ -320,7 +321,7 @@ def test_every_table_holds_the_state_before_the_batch(tmp_path: Path, table: str
     engine.start(1, 2)
     [[_, found]] = run(engine, 2, ("read",))
     assert found[0] == [2]
-    folder = engine.local / "1" / "0" / "rocksdb"
+    folder = engine.local / engine.identity / "1" / "0" / "rocksdb"
     assert folder.exists() == (table == "rocksdb")
 
 
@@ -352,7 +353,7 @@ def test_what_is_fetched_is_kept_as_the_state_after_the_batch_before(engine: Not
         run(engine, batch, ("append", str(batch)))
     engine.start(1, 3, keep_local=False)
     run(engine, 3, ("append", "3"))
-    local_runs = LocalRuns(engine.local / "1" / "0").local_runs()
+    local_runs = LocalRuns(engine.local / engine.identity / "1" / "0").local_runs()
     assert sorted((local_run.first, local_run.last) for local_run in local_runs)[-1] == (3, 3)
     assert max(local_run.last for local_run in local_runs if local_run.first < 3) == 2
 
@@ -360,7 +361,7 @@ def test_what_is_fetched_is_kept_as_the_state_after_the_batch_before(engine: Not
 def test_directories_of_subtasks_that_are_elsewhere_go_in_their_turn(engine: NotingEngine) -> None:
     engine.start(1, 0)
     run(engine, 0, ("append", "0"))
-    other = engine.local / "1" / "7"
+    other = engine.local / engine.identity / "1" / "7"
     other.mkdir()
     with in_use(other, 0):
         pass  # a subtask that has run here once
@@ -376,7 +377,7 @@ def test_a_table_that_another_attempt_has_open_is_not_waited_for_and_can_go_on(t
     engine.start(1, 0)
     for batch in range(3):
         run(engine, batch, ("append", str(batch)))
-    local = LocalRuns(engine.local / "1" / "0")
+    local = LocalRuns(engine.local / engine.identity / "1" / "0")
     table = RocksTable.open(local.directory / "rocksdb")
     assert table is not None, "a batch closes its table"
     for batch in range(3, 9):
@@ -396,7 +397,7 @@ def test_a_table_that_another_attempt_has_open_is_not_waited_for_and_can_go_on(t
 def test_shared_reads_stay_until_every_subtask_of_their_batch_has_its_state(engine: NotingEngine) -> None:
     engine.start(1, 0)
     run(engine, 0, ("append", "0"))
-    folder = engine.local / "1" / SHARED_FOLDER
+    folder = engine.local / engine.identity / "1" / SHARED_FOLDER
     folder.mkdir()
     for batch in range(4):
         (folder / f"{batch}-of-a-start").touch()

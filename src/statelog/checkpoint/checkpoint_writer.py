@@ -23,8 +23,8 @@ class CheckpointWriter:
 
     Each append covers all acks that were accepted before it began, so an ack waits for an append, and never for another
     task's ack. `lock` is the coordinator's short lock, which is not held during an append; `require_running` raises
-    the error with which the coordinator has stopped, and `stop` stops it. New materialized state is asked for of an operator that alone
-    holds back the log by more than `least_log_bytes`.
+    the error with which the coordinator has stopped, and `stop` stops it. An operator that alone holds back the log by
+    more than `least_log_bytes` is asked to materialize its state.
     """
 
     def __init__(
@@ -140,8 +140,9 @@ class CheckpointWriter:
             for section in durable.sections:
                 own = batch.operators[section.uid]
                 self._operators[section.uid].committed(own, acks[section.uid], Checkpoint.of(durable, section))
+        durable_s = self._clock.monotonic_s()
         self._report(Step.DURABLE, batch)
-        self._measure(batch, durable, acks, last, received_s, self._log.files_made - files_before)
+        self._measure(batch, durable, acks, last, received_s, durable_s, self._log.files_made - files_before)
         with self._lock:
             inventory.release(durable, oldest, self._log, changes_from)
             inventory.find_log_holder(oldest, self._most_log_bytes)
@@ -153,10 +154,10 @@ class CheckpointWriter:
         acks: Mapping[str, list[AcceptedAck]],
         last: ActiveOperator,
         received_s: float,
+        durable_s: float,
         log_files: int,
     ) -> None:
         """Report the operators' metrics; the numbers of the entry are those of the operator that has completed it."""
-        durable_s = self._clock.monotonic_s()
         for section in durable.sections:
             operator, own = self._operators[section.uid], batch.operators[section.uid]
             metrics, is_last = own.metrics, operator is last

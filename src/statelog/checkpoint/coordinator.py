@@ -203,8 +203,9 @@ class Coordinator:
             if self._operators[uid].begins_at is not None:
                 self._operators[uid].offer_initial_rows(objects)
         log_s = self._clock.monotonic_s() - started_s
+        read = sum(entry.epoch < self._epoch for entry in entries)
         for operator in self._operators.values():
-            operator.report_restore(first_batch, len(entries), log_s)
+            operator.report_restore(first_batch, read, log_s)
 
     def _claim(self, follows: bytes | None) -> list[Entry]:
         """Claim the log; return its entries. `follows` is the checkpoint to which the query goes back, see Claim."""
@@ -235,7 +236,7 @@ class Coordinator:
 
     def _operator_of(self, task: TaskId) -> ActiveOperator:
         operator = self._operators.get(task.uid)
-        if operator is not None and task.instance in ("", operator.config.instance):
+        if operator is not None and operator.config.instance in ("", task.instance):
             return operator
         raise foreign_task(task, self._location)
 

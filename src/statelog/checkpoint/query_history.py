@@ -125,7 +125,8 @@ class QueryHistory:
         self._ended |= set(claim.ended)
         if claim.begins_at is not None:
             self.begins_at = claim.query_id, claim.begins_at
-        if claim.follows is not None:
+        is_own = self.latest is None or self.latest.query_id == claim.query_id
+        if claim.follows is not None and is_own:
             self._line.go_back(claim.follows, EntryPlace(claim.number, 0))
 
     def add(self, entry: QueryCheckpoint, *, may_replace: bool = False) -> list[Record]:
