@@ -77,7 +77,7 @@ class LogStore(StoreWrapper):
         self._next_append = next_append
 
     def _call(self, operation: str, name: str, effect: Callable[[], _T]) -> _T:
-        if operation in ("append", "put_if_absent") and "/log/" in name:
+        if operation in ("append", "put_if_absent") and name.startswith("log/"):
             return self._next_append.around(name, effect)
         return effect()
 
@@ -268,7 +268,9 @@ class QueryEngine:
             options=self.options,
             call=call_driver,
             memory=self.random.choice(self._memories[host]),
-            local=self.directory / f"host-{host}" / uid / str(parallelism) / str(place.subtask),
+            local_of=lambda identity: (
+                self.directory / f"host-{host}" / identity / str(parallelism) / str(place.subtask)
+            ),
             open_store=self._opened,
             clock=self.clock,
             token=f"{self.run_id}-{place.attempt}",

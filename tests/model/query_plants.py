@@ -1,11 +1,11 @@
 """Defects that the model of queries must find: each takes one rule of the commit protocol away.
 
-The rules, and the plants that break them in the present code:
+The rules, and the plants that break them in the code:
 
 1. An ack that finds its batch complete returns only when all that counts is durable: `equal_acks_return_at_once`,
    `failed_writes_count`.
 2. Attempts are told apart by operator, subtask and attempt: `attempts_of_all_subtasks`, `the_last_ack_counts`.
-3. An entry is written only when all operators are complete: nothing yet, as each operator has a log of its own.
+3. An entry is written only when all operators are complete: `one_complete_operator_is_enough`.
 4. A repeated batch starts from the checkpoint before it: `repeated_batches_start_from_the_newest`.
 5. A revision is durable before its ack returns: `revisions_are_not_written`.
 6. Acks of an older batch are refused: `acks_of_older_batches_are_taken`.
@@ -14,20 +14,21 @@ The rules, and the plants that break them in the present code:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from statelog.checkpoint import operator_start
+from statelog.checkpoint import query_start
 from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import AcceptedAck, Batch
+from statelog.checkpoint.batch import AcceptedAck, Batch, OperatorBatch
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun
+from statelog.checkpoint.query_history import Line, QueryHistory
 from statelog.checkpoint.views import Views
 from statelog.errors import StorageError
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import QueryCheckpoint
 from statelog.log.numbered import NumberedLog
 from tests.model import query_driver
 
@@ -55,10 +56,10 @@ class _EqualAtOnce(_Noting):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._seen: dict[tuple[int, int], list[bytes]] = {}
+        self._seen: dict[tuple[str, int, int], list[bytes]] = {}
 
     def ack(self, ack: Ack, payload: bytes) -> Acked:
-        of = ack.task.batch, ack.task.subtask
+        of = ack.task.uid, ack.task.batch, ack.task.subtask
         if ack.task.batch == self.newest and self._seen.get(of) == ack.checksums:
             return Acked()
         self._seen[of] = ack.checksums
@@ -73,7 +74,7 @@ def equal_acks_return_at_once() -> AbstractContextManager[object]:
 _append: Final = NumberedLog.append
 
 
-def _append_or_not(log: NumberedLog, entry: Checkpoint, payload: list[bytes]) -> Checkpoint:
+def _append_or_not(log: NumberedLog, entry: QueryCheckpoint, payload: list[bytes]) -> QueryCheckpoint:
     try:
         return _append(log, entry, payload)
     except StorageError:
@@ -99,20 +100,20 @@ def acks_of_older_batches_are_taken() -> AbstractContextManager[object]:
 
 # ---- The attempt that counts ----
 
-_accept: Final = Batch.accept
+_accept: Final = OperatorBatch.accept
 
 
-def _accept_last(batch: Batch, accepted: AcceptedAck, name: str) -> bool:
+def _accept_last(batch: OperatorBatch, accepted: AcceptedAck, name: str) -> bool:
     batch.acks[accepted.ack.task.subtask] = accepted
     return True
 
 
 def the_last_ack_counts() -> AbstractContextManager[object]:
     """The ack that comes last counts, and not that of the latest attempt."""
-    return patch.object(Batch, "accept", _accept_last)
+    return patch.object(OperatorBatch, "accept", _accept_last)
 
 
-def _accept_highest(batch: Batch, accepted: AcceptedAck, name: str) -> bool:
+def _accept_highest(batch: OperatorBatch, accepted: AcceptedAck, name: str) -> bool:
     highest = max((one.ack.task.attempt for one in batch.acks.values()), default=-1)
     is_first = accepted.ack.task.subtask not in batch.acks
     return (is_first or accepted.ack.task.attempt > highest) and _accept(batch, accepted, name)
@@ -120,10 +121,10 @@ def _accept_highest(batch: Batch, accepted: AcceptedAck, name: str) -> bool:
 
 def attempts_of_all_subtasks() -> AbstractContextManager[object]:
     """An attempt is compared with those of other subtasks."""
-    return patch.object(Batch, "accept", _accept_highest)
+    return patch.object(OperatorBatch, "accept", _accept_highest)
 
 
-def _accept_silently(batch: Batch, accepted: AcceptedAck, name: str) -> bool:
+def _accept_silently(batch: OperatorBatch, accepted: AcceptedAck, name: str) -> bool:
     is_counted = _accept(batch, accepted, name)
     accepted.is_stored = batch.durable is not None
     return is_counted
@@ -131,7 +132,14 @@ def _accept_silently(batch: Batch, accepted: AcceptedAck, name: str) -> bool:
 
 def revisions_are_not_written() -> AbstractContextManager[object]:
     """A later attempt's result replaces that of an earlier one in memory only, once the batch is durable."""
-    return patch.object(Batch, "accept", _accept_silently)
+    return patch.object(OperatorBatch, "accept", _accept_silently)
+
+
+def one_complete_operator_is_enough() -> AbstractContextManager[object]:
+    """A batch is complete with the last ack of any operator."""
+    return patch.object(
+        Batch, "is_complete", property(lambda batch: any(one.is_complete for one in batch.operators.values()))
+    )
 
 
 # ---- Starts ----
@@ -139,19 +147,25 @@ def revisions_are_not_written() -> AbstractContextManager[object]:
 _of_first_batch: Final = Views.of_first_batch
 
 
-def _of_newest(config: OperatorConfig, history: History, batch: int) -> Views:
+def _of_newest(config: OperatorConfig, identity: str, history: History, batch: int) -> Views:
     latest = history.latest
-    return _of_first_batch(config, history, batch if latest is None else max(batch, latest.batch + 1))
+    return _of_first_batch(config, identity, history, batch if latest is None else max(batch, latest.batch + 1))
 
 
-def repeated_batches_start_from_the_newest() -> AbstractContextManager[object]:
+@contextmanager
+def repeated_batches_start_from_the_newest() -> Iterator[None]:
     """A batch that a former start has completed starts from its own checkpoint."""
-    return patch.object(Views, "of_first_batch", _of_newest)
+    with patch.object(Line, "go_back"), patch.object(Views, "of_first_batch", _of_newest):
+        yield
+
+
+def _admit_any(query: QueryHistory, roster: Sequence[OperatorConfig], *_: object) -> dict[str, str]:
+    return {config.uid: query.names[config.uid] for config in roster if config.uid in query.names}
 
 
 def incomplete_batches_are_passed_over() -> AbstractContextManager[object]:
     """A start goes on although the checkpoint before its first batch is missing."""
-    return patch.object(operator_start, "require_admission", lambda *arguments, **more: None)
+    return patch.object(query_start, "admit", _admit_any)
 
 
 PLANTS: Final[Mapping[str, Plant]] = {
@@ -161,6 +175,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
     "the last ack counts": the_last_ack_counts,
     "attempts of all subtasks": attempts_of_all_subtasks,
     "revisions are not written": revisions_are_not_written,
+    "one complete operator is enough": one_complete_operator_is_enough,
     "repeated batches start from the newest": repeated_batches_start_from_the_newest,
     "incomplete batches are passed over": incomplete_batches_are_passed_over,
 }

@@ -105,7 +105,9 @@ class ActiveOperator:
             self._views = self._views.after(last)
             self._remove_initial_rows()
         self._number, self._spark_watermark_ms = number, time.watermark_ms
-        batch = OperatorBatch(number, time.with_watermark_of(self.config.watermark, self.before))
+        batch = OperatorBatch(
+            number, time.with_watermark_of(self.config.watermark, self.before), self.config.parallelism
+        )
         if last is not None:
             self._inventory.remove_lost(self.identity, last.number, last.lost, self.policy.certain(last.lost))
         return batch
@@ -232,7 +234,7 @@ class ActiveOperator:
 
         Raises ProcessorError if the copies of a broadcast state differ.
         """
-        if len(batch.acks) < self.config.parallelism:
+        if not batch.is_complete:
             return None
         acks = [batch.acks[subtask] for subtask in range(self.config.parallelism)]
         require_equal_copies([accepted.ack.broadcast_checksums for accepted in acks], self.name)

@@ -249,7 +249,7 @@ def incomplete_batch(
         uids = ", ".join(f"operator '{config.uid}'" for config in roster)
         what = f"no subtask of {uids} ran in batch {batch}"
     else:
-        missing = {config.uid: current.operators[config.uid].missing(config.parallelism) for config in roster}
+        missing = {uid: own.missing for uid, own in current.operators.items()}
         shown = "; ".join(f"operator '{uid}': {_some(subtasks)}" for uid, subtasks in missing.items() if subtasks)
         what = f"of batch {batch} these subtasks did not run to their end: {shown}"
     return StateMissingError(

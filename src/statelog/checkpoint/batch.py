@@ -94,6 +94,7 @@ class OperatorBatch:
     number: int
     time: BatchTime
     """With the operator's own watermark, if it has one."""
+    parallelism: int
     begun: dict[int, int] = field(default_factory=dict)
     """Subtask of each attempt that has begun, by attempt id."""
     acks: dict[int, AcceptedAck] = field(default_factory=dict)
@@ -107,9 +108,15 @@ class OperatorBatch:
     metrics: CheckpointMetrics | None = None
     """Of the acks that count, once all subtasks have acked."""
 
-    def missing(self, parallelism: int) -> list[int]:
+    @property
+    def missing(self) -> list[int]:
         """Subtasks that have not acked."""
-        return [subtask for subtask in range(parallelism) if subtask not in self.acks]
+        return [subtask for subtask in range(self.parallelism) if subtask not in self.acks]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all subtasks have acked."""
+        return len(self.acks) == self.parallelism
 
     @property
     def lost(self) -> set[int]:
@@ -205,6 +212,11 @@ class Batch:
     """How many acks have come to count."""
     covered: int = 0
     """How many of them the durable entry covers."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all subtasks of all operators have acked."""
+        return all(one.is_complete for one in self.operators.values())
 
     @property
     def is_settled(self) -> bool:

@@ -344,9 +344,7 @@ class Coordinator:
                 batch.accepted += 1
                 batch.budget.sent(ack.task.uid, ack.task.subtask, len(payload))
             acks = operator.counted(own)
-            is_complete = acks is not None and all(
-                len(batch.operators[config.uid].acks) == config.parallelism for config in self._roster
-            )
+            is_complete = batch.is_complete
         if acks is None:
             return Acked(outcome)
         if is_complete:
