@@ -29,6 +29,9 @@ from benchmarks.query import BatchSide, require
 from benchmarks.state import EXPECTED, KINDS, InputBatch
 from benchmarks.tail import latency_of
 from statelog.checkpoint.pins import log_file
+from statelog.checkpoint.query_history import read_history
+from statelog.storage import LocalStore
+from tests.stored_query import StoredQuery
 
 FILES = {"files_live": 1, "bytes_live": 2, "files_seen": 3, "bytes_seen": 4}
 
@@ -300,6 +303,20 @@ class TestRecovery:
             (recovery.DEDUPLICATION, 2, 2, False),
         ]
         assert outcomes(result) == [(0.8, True), (3, True), (0.05, True), (1.1, True), (1.5, False)]
+
+    def test_the_extent_of_a_stored_state(self, tmp_path: Path) -> None:
+        query = StoredQuery(tmp_path).run(["main"], range(4))
+        side = recovery.variants_of(recovery.Settings())[recovery.CHANGELOG_ON]
+
+        found = recovery.stored(side, query.checkpoint)
+
+        history = read_history(LocalStore(query.location)).of("main")
+        assert history is not None
+        segments = [segment for checkpoint in history.checkpoints for segment in checkpoint.segments]
+        changes = {"base_through": -1, "base_bytes": 0, "changes_bytes": sum(each.length for each in segments)}
+        assert found == {"batch": 3, **changes}
+        with pytest.raises(click.ClickException, match="has left no checkpoint behind"):
+            recovery.stored(side, tmp_path / "other")
 
     def test_without_changes_after_a_materialization_there_is_no_ratio(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nor is there a target for more subtasks than cores."""
