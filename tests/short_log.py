@@ -77,6 +77,8 @@ class ShortLog:
         """The query's, which writes the entries."""
         self.log.claim(make_claim("run"))
         self._entries = 0
+        self._known: QueryHistory | None = None
+        """What the writer knows; None if it has to read the log."""
         self._begun: dict[str, int] = {}
         for batch in range(batches):
             self.run(batch)
@@ -86,6 +88,7 @@ class ShortLog:
     ) -> QueryCheckpoint:
         """Write the entry of a batch; `values` are some of the first operator's section, `others` of the others'."""
         self._entries += 1
+        known = self.query() if self._known is None else self._known
         token = b"token %d" % self._entries
         made = QueryCheckpoint(
             epoch=self.log.epoch,
@@ -103,9 +106,12 @@ class ShortLog:
                 for number, uid in enumerate(self.uids)
             ],
             retained_from=self.retained_from,
-            cuts=list(self.query().cuts),
+            cuts=list(known.cuts),
         )
-        return self.log.append(replace(made, **(entry or {})), [b"bytes"])
+        written = self.log.append(replace(made, **(entry or {})), [b"bytes"])
+        known.add(written)
+        self._known = known
+        return written
 
     def _section(self, uid: str, batch: int) -> Section:
         identity = identity_of(uid)
@@ -123,6 +129,7 @@ class ShortLog:
             return replace(make_claim("run")(epoch), **news)
 
         self.log.claim(make)
+        self._known = None
 
     def query(self, store: Store | None = None) -> QueryHistory:
         """The log as a reader finds it now."""

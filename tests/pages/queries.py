@@ -24,4 +24,4 @@ def materialized(directory: Path, **options: Any) -> Story:
 
 
 def log_files(query: Story) -> list[Path]:
-    return sorted((Path(query.location) / "op" / "log").iterdir())
+    return sorted((Path(query.location) / "log").iterdir())

@@ -18,7 +18,7 @@ from statelog.__main__ import main
 from statelog.pages.charts import Column, axis_steps, bar_chart
 from statelog.pages.live import watch
 from statelog.pages.model import PageModel, read_page
-from statelog.pages.operator_model import OperatorModel, read_operator
+from statelog.pages.operator_model import OperatorModel, read_operators
 from statelog.pages.render import render
 from statelog.pages.savepoint_list import SavepointFolders, SavepointList
 from statelog.pages.series import binned
@@ -28,7 +28,7 @@ from statelog.storage import LocalStore, ObjectInfo
 from statelog.storage.wrapper import StoreWrapper
 from tests.pages.queries import log_files, materialized
 from tests.reading.story import STATES, Story
-from tests.short_log import ROOT, ShortLog
+from tests.short_log import ShortLog
 from tests.stored_query import StoredQuery
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
@@ -92,7 +92,7 @@ def test_a_log_without_materializations_is_measured_alike(tmp_path: Path) -> Non
     assert {row.batch: row.sizes.state_bytes for row in found.checkpoints} == {
         one.batch: one.state_bytes for one in statelog.list_checkpoints(made.location)
     }
-    files = [file.stat().st_size for file in (Path(made.location) / "op" / "changes").rglob("*.run")]
+    files = [file.stat().st_size for file in (Path(made.location) / made.identity / "changes").rglob("*.run")]
     sizes = [row.sizes for row in found.checkpoints]
     assert [one.log_bytes for one in sizes][-1] == sum(files)
     assert all(one.space_amplification == 1.0 for one in sizes), "every checkpoint needs all before it"
@@ -111,7 +111,6 @@ def test_changes_rows_and_subtasks_are_counted(query: Story) -> None:
     assert found.restart is not None
     largest = max(found.subtasks, key=lambda one: one.state_bytes)
     assert (found.restart.largest_subtask, found.restart.largest_bytes) == (largest.subtask, largest.state_bytes)
-    assert found.newest is not None
     assert sum(one.state_bytes for one in found.subtasks) == found.newest.sizes.state_bytes
     assert sum(one.changed_bytes for one in found.subtasks) == sum(row.changed_bytes for row in found.checkpoints)
 
@@ -123,7 +122,6 @@ def test_a_restart_with_another_parallelism_reads_all_subtasks(query: Story, tmp
     found = model_of(made.location)
     assert [one.subtask for one in found.subtasks] == [0, 1]
     assert [row.epoch for row in found.checkpoints][-2:] == [1, 2]
-    assert found.newest is not None
     assert (
         found.newest.sizes.state_bytes
         == {one.batch: one.state_bytes for one in statelog.list_checkpoints(made.location)}[12]
@@ -152,7 +150,9 @@ def test_a_damaged_log_is_named_and_the_rest_shown(query: Story, tmp_path: Path)
 
 def test_objects_that_are_gone_or_short_are_named(query: Story, tmp_path: Path) -> None:
     made = query.copied(tmp_path / "query")
-    newest = [file for file in sorted((Path(made.location) / "op" / "changes").rglob("*.run")) if "11" in file.stem]
+    newest = [
+        file for file in sorted((Path(made.location) / made.identity / "changes").rglob("*.run")) if "11" in file.stem
+    ]
     newest[0].unlink()
     newest[1].write_bytes(newest[1].read_bytes()[:-1])
     gone, short = model_of(made.location).problems
@@ -195,9 +195,9 @@ def test_many_checkpoints_make_a_small_page(batches: int) -> None:
     key_schema = encode_schema(pa.schema([("a", pa.int64())]))
     made = ShortLog(batches, key_schema=key_schema, max_file_bytes=1 << 17)
     store = _Counted(made.store)
-    found = read_operator(store, "place", ROOT, "op", 10_000.0)
+    [found] = read_operators(store, "place", 10_000.0).operators
     assert len(found.checkpoints) == batches
-    sizes = [info.size_bytes for info in made.store.list(f"{ROOT}/log/")]
+    sizes = [info.size_bytes for info in made.store.list("log/")]
     assert store.requests <= sum(3 + size // (32 << 10) for size in sizes), "only the log is read, in large pieces"
     page = render(PageModel("place", 0, (found,)))
     assert len(page) < 500_000
@@ -252,7 +252,7 @@ def test_a_location_without_state_and_one_without_a_checkpoint(tmp_path: Path) -
 
 
 def test_all_operators_and_a_savepoint_have_a_page(tmp_path: Path) -> None:
-    made = StoredQuery(tmp_path).run({"first": None, "second": None}, range(3))
+    made = StoredQuery(tmp_path).run(["first", "second"], range(3))
     found = page_of(str(made.checkpoint))
     assert [one.uid for one in found.operators] == ["first", "second"]
     statelog.savepoint(made.checkpoint, tmp_path / "saved")
@@ -264,7 +264,7 @@ def test_all_operators_and_a_savepoint_have_a_page(tmp_path: Path) -> None:
 
 
 def test_savepoints_of_the_query_are_listed(tmp_path: Path) -> None:
-    made = StoredQuery(tmp_path / "one").run({"first": None}, range(3))
+    made = StoredQuery(tmp_path / "one").run(["first"], range(3))
     elsewhere = tmp_path / "elsewhere"
     beside = statelog.savepoint(made.checkpoint, made.checkpoint / "savepoints" / "monday")
     given = statelog.savepoint(made.checkpoint, elsewhere / "tuesday", batch=1)
@@ -307,7 +307,7 @@ def test_savepoints_of_the_query_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = StoredQuery(tmp_path / "one").run({"first": None}, range(3))
+    made = StoredQuery(tmp_path / "one").run(["first"], range(3))
     saved = statelog.savepoint(made.checkpoint, made.checkpoint / "savepoints" / "monday")
     folders = SavepointFolders([])
     first = folders.find([str(made.checkpoint)], {saved.query_id})

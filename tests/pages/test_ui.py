@@ -21,14 +21,14 @@ from statelog.checkpoint.progress import Restore, SubtaskRestore
 from statelog.pages.live import LiveOperator, Watched
 from statelog.pages.model import PageModel
 from statelog.pages.notebook import Summary
-from statelog.pages.operator_model import read_operator
+from statelog.pages.operator_model import read_operators
 from statelog.pages.savepoint_list import SavepointFolders
 from statelog.pages.server import App, PageServer
 from statelog.runs.schema import encode_schema
 from statelog.testing.clock import ManualClock
 from tests.pages.queries import materialized
 from tests.reading.story import Story
-from tests.short_log import ROOT, ShortLog
+from tests.short_log import ShortLog
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 pytest.importorskip("waitress", reason="waitress is not installed")
@@ -192,7 +192,8 @@ class LongApp(App):
 def serve_history() -> Iterator[statelog.PageServer]:
     log = ShortLog(1000, key_schema=encode_schema(pa.schema([("a", pa.int64())])), max_file_bytes=1 << 17)
     app = LongApp(lambda: Watched([]), SavepointFolders([]), token=None, redacts=False, clock=ManualClock())
-    app.model = PageModel("place", 0, (replace(read_operator(log.store, "place", ROOT, "a&b", 0.0), uid="a&b"),))
+    [found] = read_operators(log.store, "place", 0.0).operators
+    app.model = PageModel("place", 0, (replace(found, uid="a&b"),))
     with PageServer(app, "127.0.0.1", 0, None) as served:
         yield served
 
@@ -275,11 +276,11 @@ def test_the_page_of_a_query_that_has_no_state_yet(tmp_path: Path) -> None:
     assert "op not begun" in page.text()
     assert refresh_s(page.html()) == 3
     page.operators = (LiveOperator("op", 3, has_begun=True),)
-    assert "It has no log yet" in page.text()
+    assert "It has no checkpoint yet" in page.text()
     made = Story(tmp_path / "statelog")
     shutil.copytree(made.location, tmp_path / "statelog", dirs_exist_ok=True)
     page.clock.advance(60.0)
-    assert "No checkpoint yet" in page.text()
+    assert "It has no checkpoint yet" in page.text()
 
 
 def test_a_restore_is_shown_as_it_goes_on(query: Story) -> None:
