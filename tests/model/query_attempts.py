@@ -342,14 +342,25 @@ class Attempts:
                 frozenset(results) in rosters, f"checkpoint {batch} has {set(results)}, not one of {rosters}"
             )
         if self._oracle.is_complete(batch, uids):
+            # An ack in another thread may be stored, and its answer come, after the log was read here.
+            before = {one: self._oracle.possible(batch, one) for one in uids}
             stored = self._engine.checkpoints(uids).get(batch, {})
             for one in uids:
-                self.require_stored(stored.get(one), one, batch)
+                self.require_stored(stored.get(one), one, batch, before[one])
 
-    def require_stored(self, found: Sequence[list[bytes]] | None, uid: str, batch: int) -> None:
+    def require_stored(
+        self,
+        found: Sequence[list[bytes]] | None,
+        uid: str,
+        batch: int,
+        before: Sequence[list[list[bytes]]] | None = None,
+    ) -> None:
+        """Require that the results which are stored count, or counted before the log was read."""
         self._journal.require(found is not None, f"batch {batch} of {uid} is complete, and not stored")
         assert found is not None
-        for subtask, (checksums, possible) in enumerate(zip(found, self._oracle.possible(batch, uid), strict=True)):
+        now = self._oracle.possible(batch, uid)
+        for subtask, (checksums, *possible) in enumerate(zip(found, before or now, now, strict=True)):
             self._journal.require(
-                checksums in possible, f"batch {batch} of {uid}: another result of subtask {subtask} counts"
+                checksums in possible[0] + possible[1],
+                f"batch {batch} of {uid}: another result of subtask {subtask} counts",
             )

@@ -60,8 +60,8 @@ def test_the_changeset_comes_first_and_the_runs_without_a_name_behind_it(
 # ---- Which attempt counts ----
 
 
-def batch() -> OperatorBatch:
-    return OperatorBatch(5, BatchTime(5000, 4000))
+def batch(parallelism: int = 3) -> OperatorBatch:
+    return OperatorBatch(5, BatchTime(5000, 4000), parallelism)
 
 
 def take(held: OperatorBatch, *acks: Ack) -> list[bool]:
@@ -75,7 +75,7 @@ def counted(held: OperatorBatch) -> dict[int, int]:
 def test_a_batch_begins_with_nothing() -> None:
     held = batch()
     assert (held.begun, held.acks, held.durable, held.is_written, held.metrics) == ({}, {}, None, False, None)
-    assert held.missing(3) == [0, 1, 2]
+    assert held.missing == [0, 1, 2]
     assert held.time.late_watermark_ms == 0, "no row that has a time is late"
 
 
@@ -86,7 +86,7 @@ def test_the_latest_attempt_with_a_result_of_its_own_counts() -> None:
     assert counted(held) == {0: 6}
     assert take(held, ack(b"x", subtask=2, attempt=1)) == [True]
     assert counted(held) == {0: 6, 2: 1}
-    assert held.missing(4) == [1, 3]
+    assert held.missing == [1, 3]
 
 
 @pytest.mark.parametrize("adds_floats", [False, True])
