@@ -148,6 +148,18 @@ def test_a_damaged_log_is_named_and_the_rest_shown(query: Story, tmp_path: Path)
     assert ">State</h4>" not in html, "a chart without values"
 
 
+def test_a_log_of_which_nothing_can_be_read_is_named(query: Story, tmp_path: Path) -> None:
+    made = query.copied(tmp_path / "query")
+    for file in log_files(made):
+        file.write_bytes(bytes(file.stat().st_size - 1) + b"x")
+    found = page_of(made.location)
+    assert found.operators == ()
+    assert {place for place, _ in found.unread} == {made.location}
+    assert any(log_files(made)[-1].name in problem for _, problem in found.unread)
+    assert "The log cannot be read" in html_of(made.location, tmp_path)
+    assert log_files(made)[-1].name in repr(statelog.show(made.location))
+
+
 def test_objects_that_are_gone_or_short_are_named(query: Story, tmp_path: Path) -> None:
     made = query.copied(tmp_path / "query")
     newest = [
@@ -170,6 +182,21 @@ def test_a_damaged_pin_is_named(query: Story, tmp_path: Path) -> None:
     found = model_of(made.location)
     assert len(found.problems) == 1
     assert kept.name in found.problems[0]
+
+
+def test_what_was_taken_back_is_told(query: Story, tmp_path: Path) -> None:
+    made = query.copied(tmp_path / "query")
+    kept = [statelog.pin(made.location, at=batch, lasts_s=None, owner=f"of {batch}") for batch in (8, 10)]
+    made.go_back(9)
+    made.run_batches(2, random.Random(3))
+    found = model_of(made.location)
+    assert [(pin.name, pin.is_on_line) for pin in found.pins] == [(kept[0].name, True), (kept[1].name, False)]
+    assert {row.batch: row.pinned_by for row in found.checkpoints if row.batch >= 8} == {
+        8: ("of 8",), 9: (), 10: (), 11: (),
+    }  # fmt: skip
+    assert not found.problems
+    html = html_of(made.location, tmp_path)
+    assert html.count("taken back</span>") == 1
 
 
 # ---- The page ----
@@ -255,6 +282,9 @@ def test_all_operators_and_a_savepoint_have_a_page(tmp_path: Path) -> None:
     made = StoredQuery(tmp_path).run(["first", "second"], range(3))
     found = page_of(str(made.checkpoint))
     assert [one.uid for one in found.operators] == ["first", "second"]
+    for one, measured in zip(found.operators, statelog.stats(made.checkpoint), strict=True):
+        assert [row.batch for row in one.checkpoints] == [0, 1, 2]
+        assert (one.stored_bytes, one.newest.sizes.state_bytes) == (measured.stored_bytes, measured.state_bytes)
     statelog.savepoint(made.checkpoint, tmp_path / "saved")
     saved = page_of(str(tmp_path / "saved")).savepoint
     assert saved is not None
