@@ -83,6 +83,8 @@ class Measurements:
 
     def add(self, recorded: Recorded) -> None:
         """Add measurements that were taken elsewhere."""
+        if not (recorded.counts or recorded.samples):
+            return
         with self._lock:
             self._counts.update(recorded.counts)
             for metric, values in recorded.samples.items():

@@ -5,71 +5,49 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.admission import OperatorConfig, admit, incomplete_batch
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
-from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import SystemClock
 from statelog.errors import (
     ConfigurationError,
-    CorruptionError,
     ErrorKind,
     FencedError,
     ProcessorError,
     StatelogError,
     StateMissingError,
 )
-from statelog.exporters.totals import Counted, OperatorTotals, process_totals
-from statelog.local.restore import read_segment
+from statelog.exporters.totals import OperatorTotals, process_totals
 from statelog.log.open import (
-    INITIAL_FOLDER,
-    RUNS_FOLDER,
-    new_identity,
     open_log,
     open_retrying_store,
 )
-from statelog.log.references import SegmentRef, StoredRun
 from statelog.log_fields import LogFields, get_logger, in_background, log_fields
 from statelog.metrics import Measurements
-from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
 from statelog.spark.arrow_batches import lift_byte_limit
-from statelog.spark.checkpoint_location import open_checkpoint, state_home
+from statelog.spark.checkpoint_location import open_checkpoint
 from statelog.spark.clock_offsets import fit_clock_offsets
 from statelog.spark.clock_source import CLOCK_SOURCE
 from statelog.spark.encryption import encrypts_traffic
 from statelog.spark.file_sinks import check_file_sink
-from statelog.spark.initial import InitialPlace, store_rows, store_tables
 from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
+from statelog.spark.planned_query import PlannedQuery, StoredInitial
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
 from statelog.spark.rpc_tls import TlsIdentity
 from statelog.spark.rpc_tls import new_identity as new_tls_identity
-from statelog.storage import LocalStore, Store
+from statelog.storage import LocalStore
 from statelog.storage.probe import check_put_if_absent
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class _StoredInitial:
-    """The state that was stored before the first batch of an operator that begins."""
-
-    identity: str
-    """The operator's, if it begins as expected."""
-    rows: list[str]
-    """For each subtask, the object with its rows of the initial state; empty if it has none."""
-    runs: dict[int, list[StoredRun]]
-    """By subtask, the runs of the initial tables."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +95,7 @@ class Endpoint:
         """The clock source of each session; :mod:`statelog.spark.plan` fills this."""
         self._clock = SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
-        self._initial_outcomes: dict[tuple[str, str], _StoredInitial | Exception] = {}
+        self._initial_outcomes: dict[tuple[str, str], StoredInitial | Exception] = {}
         self._slots: dict[str, _Slot] = {}
         self._checked: set[str] = set()
         """The locations other than directories whose stores can be trusted with a log."""
@@ -153,15 +131,15 @@ class Endpoint:
                 if plan.placement is not None:
                     plan.placement.keep_during(query)
             if any(plan.has_initial for plan in plans):
-                self._store_initial(plans, query, run_id)
+                self._store_initial(PlannedQuery(query, plans), run_id)
 
-    def _store_initial(self, plans: Sequence[OperatorPlan], query: StreamingQuery, run_id: str) -> None:
+    def _store_initial(self, planned: PlannedQuery, run_id: str) -> None:
         """Store the initial state of the operators that begin theirs; an error is reported by their first task."""
-        for plan in plans:
+        for plan in planned.plans:
             if not plan.has_initial:
                 continue
             try:
-                outcome: _StoredInitial | Exception | None = _stored_initial(plan, plans, query, run_id)
+                outcome: StoredInitial | Exception | None = planned.store_initial(plan, run_id)
             except Exception as error:
                 outcome = error
             if outcome is not None:
@@ -186,16 +164,17 @@ class Endpoint:
             raise StateMissingError(
                 f"Query {query.id} has not begun a batch yet.", hint="Try again after the query's first batch."
             )
-        return RunningQuery(plans[0].session, _location(plans, query), coordinator)
+        return RunningQuery(plans[0].session, PlannedQuery(query, plans).location, coordinator)
 
     def planned_operators(self, query: StreamingQuery) -> list[PlannedOperator]:
         """All operators of a query."""
         query_id, run_id, plans = str(query.id), str(query.runId), self._plans_of(query)
+        location = PlannedQuery(query, plans).location if plans else ""
         return [
             PlannedOperator(
                 plan.session,
                 plan.uid,
-                _location(plans, query),
+                location,
                 plan.parallelism,
                 plan.options.redact_keys,
                 query_id,
@@ -222,7 +201,7 @@ class Endpoint:
         with self._lock:
             if run_id in self._ends:
                 return self._ends[run_id]
-        return _incomplete_end(plans, query, self.coordinator_of(str(query.id), run_id))
+        return PlannedQuery(query, plans).incomplete_end(self.coordinator_of(str(query.id), run_id))
 
     def _plans_of(self, query: StreamingQuery) -> list[OperatorPlan]:
         observed = internals.observations(query)
@@ -253,10 +232,10 @@ class Endpoint:
             assert slot.coordinator is not None
             return slot.coordinator
 
-    def _require_initial(self, plan: OperatorPlan, run_id: str) -> _StoredInitial:
+    def _require_initial(self, plan: OperatorPlan, run_id: str) -> StoredInitial:
         with self._lock:
             outcome = self._initial_outcomes.get((run_id, plan.instance))
-        if isinstance(outcome, _StoredInitial):
+        if isinstance(outcome, StoredInitial):
             return outcome
         if isinstance(outcome, StatelogError):
             raise outcome
@@ -274,17 +253,16 @@ class Endpoint:
         if slot.coordinator is not None:
             slot.coordinator.close()
             slot.coordinator = None
-        plans = self._plans_of(query)
-        options = query_options(plans)
-        location = _location(plans, query)
+        planned = PlannedQuery(query, self._plans_of(query))
+        options, location = planned.options, planned.location
         measurements = Measurements()
         store = open_retrying_store(location, options, self._clock, measurements)
         if not isinstance(store.own, LocalStore) and location not in self._checked:
             check_put_if_absent(store)
             self._checked.add(location)
-        totals = [process_totals().begin(task.query_id, one.uid) for one in plans]
+        totals = [process_totals().begin(task.query_id, one.uid) for one in planned.plans]
         coordinator = Coordinator(
-            _roster(plans, query, totals),
+            planned.roster(totals),
             store=store,
             location=location,
             log=open_log(store.own, options, self._clock),
@@ -296,7 +274,7 @@ class Endpoint:
             deletes_in_background=True,
             slots=plan.session.sparkContext.defaultParallelism,
         )
-        with_initial = [one for one in plans if one.has_initial]
+        with_initial = [one for one in planned.plans if one.has_initial]
         beginning = coordinator.beginning(task.batch) if with_initial else set()
         initial = {one.uid: self._require_initial(one, task.run_id) for one in with_initial if one.uid in beginning}
         coordinator.open(
@@ -304,26 +282,22 @@ class Endpoint:
             {uid: stored.runs for uid, stored in initial.items()},
             initial_rows={uid: stored.rows for uid, stored in initial.items() if stored.rows},
             identities={uid: stored.identity for uid, stored in initial.items()},
-            keeps=_keeps(plans, query, task.batch, store),
+            keeps=planned.keeps(task.batch, store),
         )
         slot.run_id, slot.coordinator = task.run_id, coordinator
         with self._lock:  # Not earlier: if it could not be stored, every subtask must find the reason here.
             for one in with_initial:
                 self._initial_outcomes.pop((task.run_id, one.instance), None)
-        self._close_at_end(plans, query, coordinator, totals)
+        self._close_at_end(planned, coordinator, totals)
 
-    def _close_at_end(
-        self,
-        plans: Sequence[OperatorPlan],
-        query: StreamingQuery,
-        coordinator: Coordinator,
-        totals: Sequence[OperatorTotals],
-    ) -> None:
+    def _close_at_end(self, planned: PlannedQuery, coordinator: Coordinator, totals: Sequence[OperatorTotals]) -> None:
+        query = planned.query
+
         def wait() -> None:
             end = None
             try:
                 query.awaitTermination()
-                end = _incomplete_end(plans, query, coordinator)
+                end = planned.incomplete_end(coordinator)
             except Exception:
                 _log.debug("query %s ended with an error", query.id)
             if end is not None:
@@ -337,111 +311,6 @@ class Endpoint:
         threading.Thread(target=in_background(wait), name=f"statelog-end-{query.id}", daemon=True).start()
 
 
-# ---- The operators of a query ----
-
-_QUERY_OPTIONS: Final = (
-    "file_merging",
-    "max_file_bytes",
-    "max_space_amplification",
-    "retained_checkpoints",
-    "retained_s",
-    "inline_budget_bytes",
-    "log_min_age_s",
-    "orphan_min_age_s",
-    "upload_attempts",
-    "upload_timeout_s",
-    "upload_retry_delay_s",
-    "driver_timeout_s",
-    "heartbeat_s",
-    "placement",
-)
-"""The options that all operators of a query share: those of its log, its store, its batches and its calls."""
-
-
-def query_options(plans: Sequence[OperatorPlan]) -> Options:
-    """The options of a query; ConfigurationError if its operators have different values of those that they share."""
-    first = plans[0]
-    for plan in plans[1:]:
-        for name in _QUERY_OPTIONS:
-            one, other = getattr(first.options, name), getattr(plan.options, name)
-            if one != other:
-                raise ConfigurationError(
-                    f"Operator '{first.uid}' has the option {name} {one!r}, and operator '{plan.uid}' {other!r}.",
-                    hint=f"The operators of a query share {name}: give all of them the same value.",
-                )
-    return first.options
-
-
-def _location(plans: Sequence[OperatorPlan], query: StreamingQuery) -> str:
-    """The location of a query's state; ConfigurationError if its operators were given different ones."""
-    given = {plan.location: plan.uid for plan in plans if plan.location is not None}
-    if len(given) > 1:
-        named = ", ".join(f"operator '{uid}' {location}" for location, uid in given.items())
-        raise ConfigurationError(
-            f"The operators of the query have different locations: {named}.",
-            kind=ErrorKind.INVALID_OPTION,
-            hint="The state of a query has one location: give all operators the same, or only one of them any.",
-        )
-    return next(iter(given), None) or state_home(internals.checkpoint_location(query))
-
-
-def _roster(
-    plans: Sequence[OperatorPlan], query: StreamingQuery, totals: Sequence[OperatorTotals | None]
-) -> list[OperatorConfig]:
-    """The operators of a start of a query; with `totals` their observers count for these, too."""
-    uids = {plan.observation: plan.uid for plan in plans}
-    return [
-        OperatorConfig(
-            str(query.id),
-            str(query.runId),
-            plan.uid,
-            plan.parallelism,
-            plan.key_schema,
-            plan.states,
-            plan.watermark,
-            plan.deleted,
-            plan.settings,
-            options=plan.options
-            if counted is None
-            else replace(plan.options, observer=Counted(plan.options.observer, counted)),
-            instance=plan.instance,
-            in_front=frozenset(uids[one] for one in plan.in_front if one in uids),
-            stores_output=plan.stores_output,
-        )
-        for plan, counted in zip(plans, totals, strict=True)
-    ]
-
-
-def _keeps(
-    plans: Sequence[OperatorPlan], query: StreamingQuery, batch: int, store: Store
-) -> Callable[[QueryHistory], bool] | None:
-    """Whether the checkpoint of a start's first batch stays: Spark repeats it, and its stored output is whole."""
-    output = next((plan for plan in plans if plan.stores_output), None)
-    if output is None:
-        return None
-
-    def keeps(history: QueryHistory) -> bool:
-        # What a rewind took back is not on the line, so the user does not want another result.
-        latest, own = history.latest, history.of(output.uid)
-        if latest is None or own is None or latest.batch != batch:
-            return False
-        checkpoint = own.at(batch)
-        is_sparks = latest.batch_time_ms == internals.batch_time(query, batch).time_ms
-        return is_sparks and checkpoint is not None and _is_whole(store, checkpoint.segments)
-
-    return keeps
-
-
-def _is_whole(store: Store, segments: Iterable[SegmentRef]) -> bool:
-    """Whether stored output is as it was written; a crash of the machine may have left less."""
-    try:
-        for segment in segments:
-            read_segment(store, segment)
-    except CorruptionError:
-        return False
-    return True
-
-
 def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:
     """Let the query go on if it has got the clock source, or lost it; after a failure Spark refuses the start."""
     try:
@@ -449,54 +318,6 @@ def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:
         fit_clock_offsets(open_checkpoint(internals.checkpoint_location(query), session), are_clocks)
     except Exception as error:
         _log.error("query %s: its offset log could not be fitted to its sources: %s", query.id, error)
-
-
-def _stored_initial(
-    plan: OperatorPlan, plans: Sequence[OperatorPlan], query: StreamingQuery, run_id: str
-) -> _StoredInitial | None:
-    """Store the state before the operator's first batch; None if the operator has run before.
-
-    The location is not claimed yet, so nothing of other starts is removed here; the claim removes their orphans. Raises
-    the errors of :func:`admit`.
-    """
-    location = _location(plans, query)
-    first_batch = internals.first_batch(query)
-    roster = _roster(plans, query, [None] * len(plans))
-    if plan.uid in admit(_stored(plans, query), roster, first_batch, None, location):
-        return None
-    identity = new_identity(plan.uid, secrets.token_bytes(16))
-    rows: list[str] = []
-    if plan.initial is not None:
-        folder = f"{identity}/{INITIAL_FOLDER}/{run_id}"
-        rows = store_rows(plan.initial, plan.parallelism, InitialPlace(location, folder, run_id, plan.options))
-    # No start has epoch 0. So runs that no checkpoint comes to name are removed like the orphans of a crashed start.
-    place = InitialPlace(location, f"{identity}/{RUNS_FOLDER}/0", run_id, plan.options)
-    return _StoredInitial(identity, rows, store_tables(plan.tables, plan.key_schema, plan.parallelism, place))
-
-
-def _stored(plans: Sequence[OperatorPlan], query: StreamingQuery) -> QueryHistory:
-    """The query's checkpoints in its location."""
-    return read_history(open_retrying_store(_location(plans, query), plans[0].options, SystemClock(), Measurements()))
-
-
-def _incomplete_end(
-    plans: Sequence[OperatorPlan], query: StreamingQuery, coordinator: Coordinator | None
-) -> StateMissingError | None:
-    """The error if the last committed batch has no checkpoint. Without a coordinator, no subtask ran in this start."""
-    batch = internals.last_committed(query)
-    if batch is None:
-        return None
-    if coordinator is None:
-        # A sink that has got the batch in an earlier start leaves it out, and then the checkpoint of that start counts.
-        entry = _stored(plans, query).at(batch)
-        if entry is not None and entry.batch_time_ms == internals.batch_time(query, batch).time_ms:
-            return None
-        return incomplete_batch(batch, None, _roster(plans, query, [None] * len(plans)), _location(plans, query))
-    try:
-        coordinator.require_committed(batch)
-    except StateMissingError as error:
-        return error
-    return None
 
 
 # ---- The endpoint of this process ----

@@ -9,9 +9,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.metrics import Observer
 from statelog.options import Options
 from statelog.spark import internals
-from statelog.spark.endpoint import require_endpoint
+from statelog.spark.endpoint import known_endpoint, require_endpoint
 from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.output_spec import OutputSpec, output_columns, output_frame
@@ -54,6 +55,13 @@ class StoredOutputSink:
         is_kept = running.coordinator.kept_batch == batch
         columns = output_columns(location, segments[0]) if is_kept else self.columns
         self.sink(output_frame(session, location, segments, columns, self.options), batch)
+
+
+def options_in_front(df: DataFrame) -> Options:
+    """The options of an operator from which rows come, with which the query's other operators share some."""
+    endpoint, observed = known_endpoint(), internals.observations_of(df)
+    plans = [] if endpoint is None else [plan for plan in endpoint.plans() if plan.observation in observed]
+    return replace(plans[0].options, observer=Observer()) if plans else Options()
 
 
 def store_output(df: DataFrame, sink: Sink, own: StatelogArguments) -> tuple[DataFrame, StoredOutputSink]:

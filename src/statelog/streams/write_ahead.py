@@ -9,7 +9,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statelog.errors import ConfigurationError
 from statelog.options import Options
-from statelog.spark.output_plan import store_output
+from statelog.spark.output_plan import options_in_front, store_output
 from statelog.spark.plan import StatelogArguments
 
 
@@ -38,7 +38,8 @@ def write_ahead(
     uid : str
         Name of the operator that stores the rows.
     parallelism, location, options
-        As in :meth:`statelog.KeyedStream.transformWithState`. The rows of `retained_checkpoints` batches are kept.
+        As in :meth:`statelog.KeyedStream.transformWithState`. By default the options are those of an operator in front.
+        The rows of `retained_checkpoints` batches are kept.
 
     Returns
     -------
@@ -64,6 +65,6 @@ def write_ahead(
         raise ConfigurationError(
             f"sink is {sink!r:.80}.", hint="Pass a function of a DataFrame and a batch id, as for foreachBatch."
         )
-    own = StatelogArguments(uid, parallelism, location, Options() if options is None else options)
+    own = StatelogArguments(uid, parallelism, location, options_in_front(df) if options is None else options)
     output, deliver = store_output(df, sink, own)
     return output.writeStream.foreachBatch(deliver)
