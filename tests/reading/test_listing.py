@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog import ConfigurationError, PinInfo, StateMissingError
+from statelog import ConfigurationError, Options, PinInfo, StateMissingError
 from statelog.checkpoint.batch import BatchTime
 from statelog.storage import LocalStore
-from tests.reading.story import Story, rows, value_rows
+from statelog.testing.clock import ManualClock
+from tests.model.engine import Command, Key, command_query, command_rows
+from tests.query_runner import QueryRunner
+from tests.reading.story import KEYS, Story, hash_of, rows, value_rows
 
 RETAINED = 3
 START_MS = 1_000_000
@@ -130,3 +135,93 @@ def test_a_pin_of_a_checkpoint_that_is_gone_is_refused(query: Story) -> None:
         statelog.pin(query.location, at=1, lasts_s=None, owner="audit")
     with pytest.raises(ConfigurationError, match="holds no state"):
         statelog.list_checkpoints(Path(query.location) / "nowhere")
+
+
+# ---- Several operators ----
+
+
+def value_of(uid: str, batch: int) -> int:
+    """The value of each key of an operator after a batch."""
+    return batch if uid == "a" else 1000 + batch
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Callable[[int], None]]:
+    """Runs batches of a query of two operators, which retains as little as it can."""
+    options = Options(
+        retained_checkpoints=RETAINED,
+        materialization_interval_s=0.0,
+        max_log_to_base=0.0,
+        max_file_bytes=1,
+        log_min_age_s=0.0,
+        inline_budget_bytes=0,
+    )
+    runner = QueryRunner(tmp_path, options)
+    runner.clock = ManualClock(time.time())
+    queries = {uid: command_query(uid, hash_of, options) for uid in ("a", "b")}
+    runner.start([query.operator for query in queries.values()], 2, 0)
+    batches = itertools.count()
+
+    def run(count: int) -> None:
+        for batch in itertools.islice(batches, count):
+            for uid, query in queries.items():
+                commands: list[tuple[Key, Command]] = [(key, ("set", value_of(uid, batch))) for key in KEYS]
+                runner.run_operator(uid, batch, command_rows(query, commands))
+
+    yield run
+    runner.stop()
+
+
+def test_a_pin_keeps_all_operators_or_one(two: Callable[[int], None], tmp_path: Path) -> None:
+    place = str(tmp_path / "location")
+
+    def pin(uid: str | None, at: int | str | None) -> PinInfo:
+        return statelog.pin(place, uid, at=at, lasts_s=None, owner="audit")
+
+    two(3)
+    both, own = pin(None, 1), pin("a", 2)
+    assert (both.uids, own.uids) == (("a", "b"), ("a",))
+    two(10)
+    listed = [(info.uid, info.batch) for info in statelog.list_checkpoints(place)]
+    assert listed == [*(("a", batch) for batch in (1, 2, 10, 11, 12)), *(("b", batch) for batch in (1, 10, 11, 12))]
+    assert statelog.list_checkpoints(place, "b") == statelog.list_checkpoints(place)[5:]
+    assert statelog.list_pins(place) == [both, own]
+    assert statelog.list_pins(place, "b") == [both]
+    again, of_b, of_a = pin(None, 1), pin("b", 1), pin("a", own.name)
+    assert (again.uids, of_b.uids, of_a.uids) == (("a", "b"), ("b",), ("a",))
+    assert again.state_bytes == both.state_bytes == pin("a", 1).state_bytes + of_b.state_bytes
+    assert pin(None, own.name).uids == ("a",), "what another pin keeps"
+    with pytest.raises(StateMissingError, match="The query at .* has no checkpoint 2"):
+        pin(None, 2)
+    with pytest.raises(StateMissingError, match="has no checkpoint 2"):
+        pin("b", 2)
+    with pytest.raises(ConfigurationError, match="several operators: 'a', 'b'"):
+        statelog.read_state(place, state="value")
+    for uid, batch in listed:
+        values = statelog.read_state(place, uid, "value", at=batch).read_all().column("value_field").to_pylist()
+        assert set(values) == {value_of(uid, batch)}
+
+
+def test_numbers_of_several_operators(two: Callable[[int], None], tmp_path: Path) -> None:
+    place = tmp_path / "location"
+    two(8)
+    statelog.pin(place, "a", at=6, lasts_s=None, owner="audit")
+    two(6)
+    a, b = statelog.stats(place)
+    assert ([a.uid, b.uid], [a.pins, b.pins], [a.batch, b.batch]) == (["a", "b"], [1, 0], [13, 13])
+    sizes = {path.relative_to(place).parts[0]: 0 for path in place.rglob("*") if path.is_file()}
+    for path in place.rglob("*"):
+        if path.is_file():
+            sizes[path.relative_to(place).parts[0]] += path.stat().st_size
+    shared = sizes.pop("log") + sizes.pop("pins")
+    assert [a.stored_bytes, b.stored_bytes] == [shared + sizes[name] for name in sorted(sizes)]
+    assert a.pinned_bytes > b.pinned_bytes == 0
+    done = statelog.verify(place)
+    assert (done.operators, done.checkpoints, done.damages, done.whole) == (2, 7, (), {"a": 13, "b": 13})
+    [of_b] = [name for name in sizes if name.startswith("b-")]
+    for path in (place / of_b).rglob("*.run"):
+        path.write_bytes(bytes(path.stat().st_size))
+    done = statelog.verify(place)
+    assert {damage.uid for damage in done.damages} == {"b"}
+    assert done.whole == {"a": 13, "b": None}
+    assert statelog.verify(place, "a").damages == ()

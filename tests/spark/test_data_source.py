@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession, datasource
 
 import statelog
-from statelog import StatelogError
+from statelog import PinExpiredError, StatelogError
 from statelog.reading import scan
 from tests.reading.story import STATES, Story, map_rows, value_rows
 
@@ -67,6 +67,35 @@ def test_the_state_is_read_in_parts_that_make_up_the_whole(many_parts: None, sto
     assert sorted(read, key=repr) == STATES["list"](story.models[-1])
     pinned = {pin.batch for pin in statelog.list_pins(story.location) if pin.owner == "spark.read"}
     assert len(story.models) - 1 in pinned
+
+
+def read_all(reader: Any, parts: list[Any]) -> list[tuple[Any, ...]]:
+    found = [tuple(row.values()) for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+    return sorted(found, key=repr)
+
+
+def test_what_was_planned_is_read_although_the_query_goes_back(tmp_path: Path) -> None:
+    """Without Spark: what the driver plans, and what tasks do then."""
+    query = Story(tmp_path / "query")
+    query.run_batches(6, random.Random(1))
+    before = map_rows(query.models[5])
+    options = {"path": query.location, "state": "map"}
+    first: Any = statelog.StateSource(options)
+    planned = first.reader(first.schema())
+    parts = planned.partitions()
+    query.go_back(3)
+    query.run_batches(2, random.Random(2))
+    assert read_all(planned, parts) == before
+    [pin] = [one for one in statelog.list_pins(query.location) if not one.is_on_line]
+    again: Any = statelog.StateSource({**options, "at": pin.name})
+    by_name = again.reader(again.schema())
+    parts = by_name.partitions()
+    statelog.unpin(query.location, pin.name)
+    assert read_all(by_name, parts) == before
+    for one in statelog.list_pins(query.location):
+        statelog.unpin(query.location, one.name)
+    with pytest.raises(PinExpiredError, match="batch 5 was repeated"):
+        read_all(by_name, parts)
 
 
 def test_filters_on_the_whole_key_read_these_keys(source: SparkSession, story: Story) -> None:
