@@ -18,7 +18,7 @@ from statelog.metrics import CheckpointMetrics
 from statelog.pages.checkpoint_sizes import CheckpointSizes, measure_checkpoints
 from statelog.pages.live import LiveOperator
 from statelog.pages.log_reading import ReadLog, read_log
-from statelog.reading.pinning import PinInfo
+from statelog.reading.pinning import PinInfo, pin_info
 from statelog.reading.source import Source, StoredQuery
 from statelog.reading.states import shown_name
 from statelog.runs import digests
@@ -194,7 +194,7 @@ def _operator(
         starts=tuple(log.claims),
         subtasks=subtasks,
         restart=None if newest is None else _restart(records[-1], rows[-1].sizes, subtasks),
-        pins=tuple(PinInfo.of(info, pin, query) for info, pin in pins),
+        pins=tuple(pin_info(info, pin, query) for info, pin in pins),
         folders=_folders(identity, objects.values()),
     )
 

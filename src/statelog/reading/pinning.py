@@ -50,19 +50,19 @@ class PinInfo:
     state_bytes: int
     is_on_line: bool
 
-    @classmethod
-    def of(cls, info: ObjectInfo, pin: Pin, query: StoredQuery) -> PinInfo:
-        """A pin and its object, as of a query's log."""
-        return cls(
-            name=info.name,
-            uids=tuple(sorted(query.uids_of(pin).values())),
-            batch=pin.batch,
-            batch_time_ms=pin.batch_time_ms,
-            owner=pin.owner,
-            expires_ms=expiry_ms(info, pin),
-            state_bytes=pin.state_bytes,
-            is_on_line=pin.is_on_line(query.history),
-        )
+
+def pin_info(info: ObjectInfo, pin: Pin, query: StoredQuery) -> PinInfo:
+    """A pin and its object, as of a query's log."""
+    return PinInfo(
+        name=info.name,
+        uids=tuple(sorted(query.uids_of(pin).values())),
+        batch=pin.batch,
+        batch_time_ms=pin.batch_time_ms,
+        owner=pin.owner,
+        expires_ms=expiry_ms(info, pin),
+        state_bytes=pin.state_bytes,
+        is_on_line=pin.is_on_line(query.history),
+    )
 
 
 def expiry_ms(info: ObjectInfo, pin: Pin) -> int | None:
@@ -128,7 +128,7 @@ def pin(
     [info] = [one for one in query.store.list(held.name) if one.name == held.name]
     stored = read_pin(query.store, held.name)
     assert stored is not None, "it was just written"
-    return PinInfo.of(info, stored, query)
+    return pin_info(info, stored, query)
 
 
 def list_pins(location: str | Path, uid: str | None = None) -> list[PinInfo]:
@@ -158,7 +158,7 @@ def list_pins(location: str | Path, uid: str | None = None) -> list[PinInfo]:
         If the log or a pin is damaged or cannot be read.
     """
     query = open_query(str(location))
-    found = [PinInfo.of(info, stored, query) for info, stored in stored_pins(query.store)]
+    found = [pin_info(info, stored, query) for info, stored in stored_pins(query.store)]
     if uid is not None:
         found = [one for one in found if uid in one.uids]
         if not found:
