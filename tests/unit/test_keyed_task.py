@@ -397,7 +397,7 @@ def test_a_table_that_another_attempt_has_open_is_not_waited_for_and_can_go_on(t
 def test_shared_reads_stay_until_every_subtask_of_their_batch_has_its_state(engine: NotingEngine) -> None:
     engine.start(1, 0)
     run(engine, 0, ("append", "0"))
-    folder = engine.local / engine.identity / "1" / SHARED_FOLDER
+    folder = engine.local / SHARED_FOLDER
     folder.mkdir()
     for batch in range(4):
         (folder / f"{batch}-of-a-start").touch()

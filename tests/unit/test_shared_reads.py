@@ -100,7 +100,7 @@ def test_files_are_removed_after_the_batch(tmp_path: Path) -> None:
     engine = new_engine(tmp_path)
     start(engine, 8, BATCHES)
     run_all(engine, BATCHES, ("read",))
-    folder = engine.local / engine.identity / "8" / SHARED_FOLDER
+    folder = engine.local / SHARED_FOLDER
     assert list(folder.iterdir())
     run_all(engine, BATCHES + 1, ("read",))
     assert list(folder.iterdir()) == []

@@ -78,8 +78,14 @@ class Record:
 
     @cached_property
     def _group(self) -> Extent | None:
-        """The bytes that hold the changesets of several subtasks side by side; None if they are too many."""
-        segments = self.checkpoint.segments
+        """The bytes that hold the changesets of several subtasks side by side; None if they are too many.
+
+        Inside the log entry that is the changes of all operators: a host reads them once.
+        """
+        segments, (start, end) = self.checkpoint.segments, self.checkpoint.inside
+        inside = [segment for segment in segments if start <= segment.offset < end]
+        if inside and inside[0].length < end - start <= SHARED_BYTES:
+            return Extent(inside[0].name, start, end - start)
         names = [segment.name for segment in segments]
         [(name, count)] = Counter(names).most_common(1)
         if count < 2:

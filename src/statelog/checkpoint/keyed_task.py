@@ -65,8 +65,8 @@ class _Start:
 
     @property
     def shared_folder(self) -> Path:
-        """Where the subtasks of this host share what they read from the store."""
-        return self.folder.parent / SHARED_FOLDER
+        """Where the subtasks of all operators share what they read from the store on this host."""
+        return self.folder.parents[2] / SHARED_FOLDER
 
 
 @dataclass(frozen=True)

@@ -144,10 +144,11 @@ class QueryHistory:
     def _add_sections(self, entry: QueryCheckpoint) -> None:
         if entry is self.latest:
             entry = replace(entry, retained_from=self.retained_from)
+        inside = entry.inside
         for section in entry.sections:
             if section.identity not in self._ended:
                 history = self._histories.setdefault(section.identity, History())
-                history.add(Checkpoint.of(entry, section, self._names[section.identity]))
+                history.add(Checkpoint.of(entry, section, self._names[section.identity], inside))
 
     def copy(self) -> QueryHistory:
         """The history as it is now."""

@@ -16,12 +16,12 @@ from statelog.storage import Store
 from statelog.storage.wrapper import StoreWrapper
 
 SHARED_FOLDER: Final = "shared"
-"""Name of the folder, beside those of the subtasks."""
+"""Name of the folder, beside those of the operators."""
 _CHECKSUM_BYTES: Final = 8
 
 
 class SharedReads:
-    """Reads from an object store that the subtasks of an operator, restored on this host, share.
+    """Reads from an object store that the subtasks of a query, restored on this host, share.
 
     The first subtask that needs an extent reads it into a file, while the others wait. An extent whose file is missing
     or damaged is read again. The files are of one batch of one start: objects never change, but in another start the

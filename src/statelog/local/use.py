@@ -14,9 +14,9 @@ from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRuns
 
 
-def subtask_directory(base: Path, operator: str, parallelism: int, subtask: int) -> Path:
-    """The directory of a subtask on this host."""
-    return base / "statelog" / operator / str(parallelism) / str(subtask)
+def subtask_directory(base: Path, query_id: str, identity: str, parallelism: int, subtask: int) -> Path:
+    """The directory of a subtask on this host; `identity` is its operator's."""
+    return base / "statelog" / query_id / identity / str(parallelism) / str(subtask)
 
 
 def remove_other_parallelisms(directory: Path) -> None:

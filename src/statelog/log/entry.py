@@ -184,6 +184,15 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         """Where the entry is."""
         return EntryPlace(self.number, self.offset)
 
+    @property
+    def inside(self) -> tuple[int, int]:
+        """Start and end of the changes inside the entry, bytes from the start of the log file; zeros without any."""
+        own = f"/{self.number:020}.log"
+        parts = [segment for section in self.sections for segment in section.segments if segment.name.endswith(own)]
+        parts = [segment for segment in parts if segment.offset > self.offset]
+        ends = [segment.offset + segment.length for segment in parts]
+        return (min([segment.offset for segment in parts]), max(ends)) if parts else (0, 0)
+
     def placed(self, header: FrameHeader, *, name: str, offset: int, number: int) -> QueryCheckpoint:
         """The entry as readers see it: segments and runs inside it get the object's name, and absolute offsets.
 
@@ -226,10 +235,17 @@ class Checkpoint(msgspec.Struct, frozen=True):
     settings: dict[str, int | str] = {}
     begins: bool = False
     identity: str = ""
+    inside: tuple[int, int] = (0, 0)
+    """Start and end of the changes of all operators inside the entry, bytes from the start of the log file."""
 
     @classmethod
-    def of(cls, entry: QueryCheckpoint, section: Section, uid: str | None = None) -> Checkpoint:
-        """The projection of an entry on a section; `uid` is the operator's present name, if it was renamed since."""
+    def of(
+        cls, entry: QueryCheckpoint, section: Section, uid: str | None = None, inside: tuple[int, int] = (0, 0)
+    ) -> Checkpoint:
+        """The projection of an entry on a section; `uid` is the operator's present name, if it was renamed since.
+
+        `inside` is :attr:`QueryCheckpoint.inside`.
+        """
         return cls(
             epoch=entry.epoch,
             batch=entry.batch,
@@ -256,6 +272,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
             settings=section.settings,
             begins=section.begins,
             identity=section.identity,
+            inside=inside,
         )
 
     @property

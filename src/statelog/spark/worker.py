@@ -274,8 +274,7 @@ def _task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
 
 def _local_directory(spec: TaskSpec, task: TaskId, identity: str) -> Path:
     """The directory of the local files of a subtask on this host; `identity` is its operator's."""
-    folder = f"{task.query_id}-{identity}"
-    return subtask_directory(local_base(spec.options), folder, spec.parallelism, task.subtask)
+    return subtask_directory(local_base(spec.options), task.query_id, identity, spec.parallelism, task.subtask)
 
 
 def local_base(options: Options) -> Path:
