@@ -2,8 +2,9 @@
 
 A read goes these steps; `read` calls them:
 
-1. `source` finds the operator below a checkpointLocation or at a location of state, reads its log, and chooses the
-   checkpoint. Nothing is claimed, so the query does not notice.
+1. `source` finds the query's log below a checkpointLocation or at a location of state, reads it, and chooses an
+   operator's checkpoint: on the line that counts, or by the name of a pin. Nothing is claimed, so the query does not
+   notice.
 2. `scan` cuts the key hashes into `parts` of bounded size, and merges each part's stored runs, as a restore does.
 3. `tables` turns merged changes into typed columns. Savepoints store the same tables. `windows` makes rows of windows
    instead, and `states` knows which of both a name means.
@@ -11,7 +12,7 @@ A read goes these steps; `read` calls them:
 `lookup` reads blocks of some keys instead of step 2, and `reader` keeps a checkpoint open for many reads. `savepoint`
 reads the tables of a savepoint, which its `manifest` lists. Beside states there are `changes` of batches, the `history`
 of a key, the `diff` of two checkpoints, `listing` of what is there, `pinning` by hand, and `verify`, which checks all
-of it.
+of it; `kept` finds the checkpoints for them.
 
 Words:
 
