@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import xxhash
 
-from statelog import CorruptionError
+from statelog import CorruptionError, Options
 from statelog.local.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.log.entry import FRAME_HEADER_BYTES
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
-from tests.model.engine import Command, Engine, Key
+from tests.model.engine import Command, Engine, Key, command_query, command_rows
+from tests.query_runner import QueryRunner
 
 KEYS = 40
 BATCHES = 6
@@ -275,3 +277,25 @@ def prepared(directory: Path) -> tuple[ObjectLikeStore, Extent]:
     store = ObjectLikeStore(directory / "store")
     store.put("object", b"abcdef")
     return store, Extent("object", 2, 3)
+
+
+def test_an_entry_is_read_once_for_all_operators_of_a_query(tmp_path: Path) -> None:
+    uids = ("a", "b", "c")
+    options = Options(file_merging="within", orphan_min_age_s=0)
+    queries = {uid: command_query(uid, lambda key: xxhash.xxh64_intdigest(repr(key).encode()), options) for uid in uids}
+    runner = QueryRunner(tmp_path, options, open_store=ObjectLikeStore)
+    operators = [query.operator for query in queries.values()]
+
+    def run(batch: int, command: Command) -> None:
+        for uid, query in queries.items():
+            runner.run_operator(uid, batch, command_rows(query, [((key, None), command) for key in range(KEYS)]))
+
+    runner.start(operators, 2, 0)
+    for batch in range(BATCHES):
+        run(batch, ("set", batch))
+    runner.start(operators, 4, BATCHES, keep_local=False)
+    ObjectLikeStore.reads.clear()
+    run(BATCHES, ("read",))
+    assert len(ObjectLikeStore.reads) == BATCHES
+    assert set(ObjectLikeStore.reads.values()) == {1}, "twelve subtasks share each entry"
+    runner.stop()
