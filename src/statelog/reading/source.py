@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
@@ -90,6 +90,8 @@ class StoredQuery:
     location: str
     """Of the log: what the user has passed, or the folder of state in it."""
     history: QueryHistory
+    _pinned: dict[tuple[str, ...], QueryHistory] = field(default_factory=dict, compare=False, repr=False)
+    """What pins keep, as far as it was read, by the pins' entries and operators."""
 
     def require_checkpoint(self) -> QueryCheckpoint:
         """The newest checkpoint; StateMissingError if there is none yet."""
@@ -107,7 +109,10 @@ class StoredQuery:
 
     def pinned(self, identity: str, pin: Pin) -> Source:
         """An operator's checkpoint that a pin keeps; CorruptionError or StorageError if it cannot be read."""
-        lineage = pin.query(self.store)
+        key = repr(pin.entries), *(one.identity for one in pin.operators)
+        if key not in self._pinned:
+            self._pinned[key] = pin.query(self.store)
+        lineage = self._pinned[key]
         checkpoint = lineage.histories[identity].latest
         assert checkpoint is not None, "a pin names its checkpoint"
         return Source(self, lineage, checkpoint, pin)
