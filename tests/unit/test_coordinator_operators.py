@@ -878,6 +878,41 @@ def test_an_operator_whose_result_changes_before_the_entry_is_told_anew(chain: Q
     assert [(one.uid, one.changed_bytes) for one in chain.told.metrics] == [("a", 22), ("b", 8)]
 
 
+class Interrupted(ManualClock):
+    """Calls a function once, when somebody looks for the second time."""
+
+    def __init__(self, start_s: float) -> None:
+        super().__init__(start_s)
+        self.calls: list[Callable[[], object]] = []
+
+    def monotonic_s(self) -> float:
+        if self.calls:
+            self.calls.pop()()
+        return super().monotonic_s()
+
+
+def test_an_operator_whose_numbers_are_not_counted_yet_when_the_entry_is_written_has_its_own(chain: Query) -> None:
+    """Its last ack has come just before that of the operator that completes the batch."""
+    clock = Interrupted(10**10)
+    chain.clock, chain.options = clock, dataclasses.replace(chain.options, observer=Told(clock), file_merging="within")
+    told = chain.options.observer
+    assert isinstance(told, Told)
+    chain.start(0)
+    chain.measurements.count(Metric.STATE_FETCHES)
+    chain.begin("a", 0, 0)
+    chain.ack("a", 0, subtask=0)
+    chain.begin("a", 0, 1)
+    clock.calls = [lambda: chain.run("b", 0), lambda: None]
+    first = chain.ack("a", 0, b"12345", subtask=1)
+    assert len(chain.entries) == 1
+    assert [number(first, name) for name in ("changed_bytes", "commit_s", "objects")] == [9, 0, 0]
+    assert [(one.uid, one.changed_bytes, one.commit_s, one.objects) for one in told.metrics] == [
+        ("a", 9, 0, 0),
+        ("b", 8, 1, 1),
+    ]
+    assert [one.measured.counts for one in told.metrics] == [{}, {Metric.STATE_FETCHES: 1}]
+
+
 def test_a_revision_is_told_of_the_operator_that_it_is_of(chain: Query) -> None:
     chain.start(0)
     chain.batch(0)
