@@ -13,9 +13,13 @@ import pytest
 import statelog
 from statelog import ConfigurationError, CorruptionError, Options, StatelogError, StateMissingError
 from statelog.__main__ import main
+from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
 from statelog.storage.links import is_link
+from tests.compat.test_savepoints import collecting
+from tests.model.engine import command_query, command_rows
 from tests.model.stored_files import needed_objects
+from tests.query_runner import QueryRunner
 from tests.reading.story import STATES, Story, rows
 from tests.savepoints.test_branch import OPTIONS, branch_of, commit
 from tests.savepoints.test_rewind import (
@@ -303,3 +307,48 @@ def test_a_checkpoint_of_a_repeated_batch_is_no_target(query: Story, tmp_path: P
     with pytest.raises(StateMissingError, match="its checkpoint 7 is not of the batch 7 that Spark has committed"):
         statelog.rewind(tmp_path, location=query.location, to=7)
     assert statelog.rewind(tmp_path, location=query.location, to=6, dry_run=True).next_batch == 7
+
+
+# ---- What holds nothing ----
+
+
+def test_a_snapshot_without_elements_is_checked_as_a_start_reads_it(tmp_path: Path) -> None:
+    words = collecting()
+    query = QueryRunner(tmp_path, Options(inline_budget_bytes=0))
+    query.start([words.operator], 3, 0)
+    query.run_operator("words", 0, words.data([("a",)], []))
+    empty = [segment for segment in segments_of(query, "words") if not segment.rows]
+    assert len(empty) == 2
+    damage(Path(query.location) / empty[0].name, 0.5)
+    [found] = statelog.verify(query.location).damages
+    assert (found.uid, found.name, found.batches) == ("words", empty[0].name, (0,))
+
+
+def test_a_changeset_without_rows_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Neither a start nor a reader needs it."""
+    options = Options(file_merging="within", inline_budget_bytes=0)
+    keyed = command_query("op", lambda key: (key[0] or 0) << 62, options)
+    query = QueryRunner(tmp_path, options)
+    query.start([keyed.operator], 3, 0)
+    query.run_operator("op", 0, command_rows(keyed, [((0, None), ("set", 1))]))
+    empty = [segment for segment in segments_of(query, "op") if not segment.rows]
+    assert len(empty) == 2
+    for segment in empty:
+        path = Path(query.location) / segment.name
+        data = bytearray(path.read_bytes())
+        data[segment.offset] ^= 255
+        path.write_bytes(data)
+    assert statelog.verify(query.location).damages == ()
+    for parallelism in (1, 3):
+        query.start([keyed.operator], parallelism, 1, keep_local=False)
+        outputs = query.run_operator("op", 1, command_rows(keyed, [((0, None), ("read",))]))
+        assert [text for output in outputs for text in output.column(0).to_pylist()] == [
+            "[[0, null], [[1], [], [], [true, false, false]]]"
+        ]
+
+
+def segments_of(query: QueryRunner, uid: str) -> list[SegmentRef]:
+    """The segments of an operator in the newest checkpoint."""
+    latest = query.coordinator.history.latest
+    assert latest is not None
+    return [segment for section in latest.sections if section.uid == uid for segment in section.segments]

@@ -359,6 +359,7 @@ class History:
             segments += [
                 ClippedSegment(segment, clip.first, clip.last, is_shared, record.extent_of(segment, is_shared))
                 for segment in found
+                if segment.rows  # others need not be read
                 for clip in ranges
             ]
             digest = _extended(digest, checkpoint, found)

@@ -254,7 +254,8 @@ def _parts_of(source: Source) -> Iterator[tuple[SegmentRef | StoredRun, bool]]:
     assert record is not None
     for checkpoint in source.history.between(record.needed_from, record.batch):
         for segment in checkpoint.segments:
-            if segment.rows:
+            # A start reads the snapshots of all subtasks, and only changesets with rows.
+            if segment.rows or checkpoint.is_whole:
                 yield segment, checkpoint.is_whole
     for base_range in () if record.base_map is None else record.base_map.ranges:
         for run in base_range.runs:
