@@ -13,14 +13,17 @@ from statelog.log.references import SegmentRef
 
 
 def entry_of(*checkpoints: Checkpoint, **values: Any) -> QueryCheckpoint:
-    """The entry with a section for each checkpoint, which have all else in common; its id is its token."""
+    """The entry with a section for each checkpoint, which have all else in common; its id is its token.
+
+    It follows another one unless all operators begin with it.
+    """
     first = checkpoints[0]
     entry = QueryCheckpoint(
         epoch=first.epoch,
         batch=first.batch,
         revision=first.revision,
         id=first.token,
-        follows=b"",
+        follows=b"" if all(one.begins for one in checkpoints) else b"the one before",
         query_id=first.query_id,
         run_id=first.run_id,
         token=first.token,

@@ -89,13 +89,14 @@ class ShortLog:
         """Write the entry of a batch; `values` are some of the first operator's section, `others` of the others'."""
         self._entries += 1
         known = self.query() if self._known is None else self._known
+        before = known.at(batch - 1)
         token = b"token %d" % self._entries
         made = QueryCheckpoint(
             epoch=self.log.epoch,
             batch=batch,
             revision=0,
             id=token,
-            follows=b"",
+            follows=b"" if before is None else before.id,
             query_id="query",
             run_id="run",
             token=token,

@@ -1,220 +1,177 @@
-"""An operator that a query gets after its first batch, or whose state was given up: it begins with nothing."""
+"""Operators that come to a query, leave it, or get another name: whose state goes on, and whose begins with nothing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
-from statelog import ConfigurationError, ErrorKind, FencedError, StateMissingError
-from statelog.checkpoint.admission import begins_state
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.log.entry import Checkpoint, Entry, renamed_to
+from statelog import ConfigurationError, ErrorKind, FencedError, Options, StateMissingError
+from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.log.entry import Claim, Entry
 from statelog.log.open import open_log
-from statelog.log.references import StoredRun
 from statelog.storage import LocalStore
-from tests.contract.log_contract import make_checkpoint, make_claim
-from tests.model.engine import Engine, Key
+from statelog.testing.clock import ManualClock
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.query import LocalOperator
+from tests.model.engine import Key, command_query, command_rows
 from tests.model.operator_engine import OperatorEngine
-from tests.model.stored_files import StoredFiles, give_up_state
+from tests.model.stored_files import give_up_state
+from tests.query_runner import QueryRunner
 
 LOW: Key = (1, None)
 HIGH: Key = (2, None)
 HASHES: dict[Key, int] = {LOW: 5, HIGH: (1 << 64) - 5}
+EMPTY = {LOW: None, HIGH: None}
 
 
-def values(engine: Engine, batch: int) -> dict[int | None, list[int] | None]:
-    """Read both keys in a batch."""
-    parts = engine.parts([(LOW, ("read",)), (HIGH, ("read",))])
-    answers = [one for subtask, part in enumerate(parts) for one in engine.run_commands(batch, subtask, part)]
-    return {key[0]: read[0] for key, read in answers}
+class Query:
+    """A query of operators that hold a value for each of two keys."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.options = Options(orphan_min_age_s=0, log_min_age_s=0, **options)
+        self.runner = QueryRunner(directory, self.options)
+        self._keyed: dict[str, KeyedQuery] = {}
+
+    @property
+    def location(self) -> str:
+        return self.runner.location
+
+    def start(self, uids: str, first_batch: int, parallelism: int = 2, *, keep_local: bool = True) -> None:
+        """Start the query with operators of some one-letter names."""
+        for uid in uids:
+            self._keyed.setdefault(uid, command_query(uid, lambda key: HASHES[key], self.options))
+        operators: list[LocalOperator] = [self._keyed[uid].operator for uid in uids]
+        self.runner.start(operators, parallelism, first_batch, keep_local=keep_local)
+
+    def write(self, batch: int, **new: int) -> None:
+        """Set both keys of the operators that are named, in a batch of all."""
+        self.run(batch, {uid: ("set", value) for uid, value in new.items()})
+
+    def read(self, batch: int) -> dict[str, dict[Key, int | None]]:
+        """Read both keys of each operator in a batch."""
+        return self.run(batch, dict.fromkeys(self.runner.operators, ("read",)))
+
+    def run(self, batch: int, commands: Mapping[str, Any]) -> dict[str, dict[Key, int | None]]:
+        found: dict[str, dict[Key, int | None]] = {}
+        for uid in self.runner.operators:
+            command = commands.get(uid)
+            rows = [] if command is None else [(key, command) for key in HASHES]
+            outputs = self.runner.run_operator(uid, batch, command_rows(self._keyed[uid], rows))
+            found[uid] = values_of(outputs)
+        return found
+
+    # ---- The log ----
+
+    @property
+    def entries(self) -> list[Entry]:
+        return open_log(LocalStore(self.location), self.options, ManualClock()).read()
+
+    @property
+    def history(self) -> QueryHistory:
+        return read_history(LocalStore(self.location))
+
+    def names(self, prefix: str = "") -> list[str]:
+        return [info.name for info in LocalStore(self.location).list(prefix)]
+
+    def claim(self, query_id: str = "query", **news: Any) -> None:
+        """Let a tool claim the location of the stopped query."""
+        self.runner.release()
+        log = open_log(LocalStore(self.location), self.options, ManualClock())
+        log.claim(lambda epoch: Claim(epoch, query_id, "tool", f"tool {epoch}".encode(), 0, **news))
+        log.close()
+
+    def forget(self, uid: str) -> None:
+        self.claim(ended=[self.history.names[uid]])
+
+    def rename(self, uid: str, new: str) -> None:
+        self.claim(renames={self.history.names[uid]: new})
 
 
-def write(engine: Engine, batch: int, value: int) -> None:
-    """Set both keys in a batch."""
-    for subtask, part in enumerate(engine.parts([(LOW, ("set", value)), (HIGH, ("set", value))])):
-        engine.run_commands(batch, subtask, part)
-
-
-def give_up(engine: Engine, query_id: str = "query") -> None:
-    engine.release()
-    give_up_state(engine.open_log(LocalStore(engine.location)), query_id, engine.uid)
-
-
-def checkpoints(engine: Engine) -> list[Checkpoint]:
-    entries = engine.open_log(LocalStore(engine.location)).read()
-    return [entry for entry in entries if isinstance(entry, Checkpoint)]
+def values_of(outputs: list[Any]) -> dict[Key, int | None]:
+    found: dict[Key, int | None] = {}
+    for output in outputs:
+        for text in output.column(0).to_pylist():
+            (number, name), read = json.loads(text)
+            found[number, name] = read[0][0] if read and read[0] else None
+    return found
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return Engine(tmp_path, lambda key: HASHES[key])
+def query(tmp_path: Path) -> Query:
+    return Query(tmp_path)
 
 
-class Changes:
-    """Stands for what the checkpoints of other operators tell: this one was added. Notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-
-    def has_added(self, *arguments: Any) -> bool:
-        self.asked.append(arguments)
-        return True
-
-    def require_none_removed(self, before: Checkpoint, name: str) -> None:
-        self.asked.append((before.batch, name))
-        if before.batch == 13:
-            raise ConfigurationError("an operator is missing.")
+# ---- Operators that are added ----
 
 
-@pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> Changes:
-    """What every start is told of other operators."""
-    changes, made = Changes(), Coordinator.__init__
-
-    def make(self: Coordinator, *args: Any, **more: Any) -> None:
-        more["changes"] = changes
-        made(self, *args, **more)
-
-    monkeypatch.setattr(Coordinator, "__init__", make)
-    return changes
-
-
-@pytest.fixture
-def added(engine: Engine, changes: Changes) -> Engine:
-    """An operator that the others' checkpoints do not know."""
-    return engine
-
-
-def test_a_start_asks_of_the_batch_before_its_first(
-    added: Engine, changes: Changes, caplog: pytest.LogCaptureFixture
+def test_an_added_operator_begins_empty_with_the_first_batch_of_the_start(
+    query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = f"operator 'op' at {added.location}/op"
     caplog.set_level("INFO", "statelog")
-    added.start(2, 7)
-    assert set(changes.asked) == {("op", 6, 1006, name)}
-    assert f"{name}: it is new in the query as of batch 7, and starts empty" in caplog.text
-    write(added, 7, 7)
-    changes.asked.clear()
+    query.start("a", 0)
+    query.write(0, a=1)
+    assert "new in the query" not in caplog.text, "all are"
+    query.start("ab", 1)
+    assert f"operator 'b' at {query.location}: it is new in the query as of batch 1, and starts empty" in caplog.text
+    assert "operator 'a'" not in caplog.text
+    assert query.read(1) == {"a": {LOW: 1, HIGH: 1}, "b": EMPTY}
+    query.write(2, b=2)
     caplog.clear()
-    added.start(2, 8)
-    assert set(changes.asked) == {(7, name)}
+    query.start("ab", 3, parallelism=3, keep_local=False)
+    assert query.read(3) == {"a": {LOW: 1, HIGH: 1}, "b": {LOW: 2, HIGH: 2}}
     assert "new in the query" not in caplog.text
-
-
-def test_a_start_says_that_an_added_operator_is_given_state(
-    added: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    given, opened = {0: [StoredRun("op/runs/1/0/given.run", 0, 1, b"", 1, 5, 5)]}, Coordinator.open
-    monkeypatch.setattr(Coordinator, "open", lambda self, first_batch, **_: opened(self, first_batch, given))
-    caplog.set_level("INFO", "statelog")
-    added.start(2, 7)
-    assert "as of batch 7, and starts with the state of its initialTables" in caplog.text
-
-
-def test_a_start_that_leaves_an_operator_behind_does_not_claim(added: Engine) -> None:
-    added.start(2, 13)
-    write(added, 13, 1)
-    before = max(entry.epoch for entry in added.open_log(LocalStore(added.location)).read())
-    with pytest.raises(ConfigurationError, match="an operator is missing"):
-        added.start(2, 14)
-    assert {entry.epoch for entry in added.open_log(LocalStore(added.location)).read()} == {before}
-
-
-def test_an_added_operator_begins_empty_at_the_next_batch(added: Engine) -> None:
-    added.start(2, 7)
-    [before] = checkpoints(added)
-    assert (before.batch, before.is_initial, before.retained_from, before.batch_time_ms) == (6, True, 6, 1006)
-    assert before.operators is None, "a start without the operator must not take it for a removed one"
-    assert values(added, 7) == {1: None, 2: None}
-    write(added, 8, 8)
-    added.start(3, 9, keep_local=False)
-    assert values(added, 9) == {1: [8], 2: [8]}
+    begun = {
+        (entry.batch, section.uid) for entry in query.history.entries for section in entry.sections if section.begins
+    }
+    assert begun == {(0, "a"), (1, "b")}
+    assert query.history.retained_from == -1, "nothing of the other is given up"
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_its_first_batch_begins_empty_again_if_it_is_repeated(added: Engine, parallelism: int) -> None:
-    added.start(2, 7)
-    write(added, 7, 7)
-    added.start(parallelism, 7)
-    assert values(added, 7) == {1: None, 2: None}
-    assert [(one.batch, one.parallelism) for one in checkpoints(added)][-2:] == [(6, parallelism), (7, parallelism)]
+def test_it_begins_empty_again_when_its_first_batch_is_repeated(query: Query, parallelism: int) -> None:
+    """Under another identity, so that nothing of the first time is taken for its own; the other goes on."""
+    query.start("a", 0)
+    query.write(0, a=1)
+    query.start("ab", 1)
+    query.write(1, a=9, b=9)
+    former = query.history.names
+    query.start("ab", 1, parallelism)
+    assert query.read(1) == {"a": {LOW: 1, HIGH: 1}, "b": EMPTY}
+    names = query.history.names
+    assert names["a"] == former["a"]
+    assert names["b"] != former["b"]
+    assert query.read(2) == {"a": {LOW: 1, HIGH: 1}, "b": EMPTY}
 
 
-def test_without_a_proof_no_state_is_a_mistake(engine: Engine) -> None:
-    with pytest.raises(StateMissingError, match=r"needs checkpoint 6, but there is no checkpoint.*forget\(") as raised:
-        engine.start(2, 7)
-    assert raised.value.kind is ErrorKind.CHECKPOINT_MISSING
-    assert not Path(engine.location, "op").exists(), "nothing is claimed"
+def test_what_the_first_time_has_stored_goes(tmp_path: Path) -> None:
+    query = Query(tmp_path, inline_budget_bytes=0)
+    query.start("a", 0)
+    query.write(0, a=1)
+    query.start("ab", 1)
+    query.write(1, b=1)
+    former = query.history.names["b"]
+    assert query.names(f"{former}/")
+    query.start("ab", 1)
+    query.write(1, b=2)
+    assert query.names(f"{former}/") == []
+    assert query.names(f"{query.history.names['b']}/")
 
 
-def test_old_state_of_an_operator_that_is_added_again_is_not_replaced_silently(added: Engine) -> None:
-    added.start(2, 0)
-    write(added, 0, 1)
-    with pytest.raises(StateMissingError, match="the newest is checkpoint 0"):
-        added.start(2, 7)
-
-
-def test_given_up_state_is_gone_and_its_objects_too(engine: Engine) -> None:
-    engine.options = replace(engine.options, inline_budget_bytes=0, log_min_age_s=0)
-    engine.start(2, 0)
-    for batch in range(3):
-        write(engine, batch, batch)
-    give_up(engine)
-    assert checkpoints(engine) == []
-    engine.start(3, 3)
-    assert StoredFiles(engine).unreferenced == []
-    assert values(engine, 3) == {1: None, 2: None}
-    write(engine, 4, 40)
-    engine.start(1, 5, keep_local=False)
-    assert values(engine, 5) == {1: [40], 2: [40]}
-    first = min(info.name for info in LocalStore(engine.location).list("op/log/"))
-    assert first > "op/log/00000000000000000002.log", "the given up part of the log goes"
-
-
-def test_giving_up_fences_off_a_start_that_goes_on(engine: Engine) -> None:
-    engine.start(2, 0)
-    write(engine, 0, 1)
-    give_up(engine)
-    with pytest.raises(FencedError, match="epoch 1 does not own the log"):
-        write(engine, 1, 2)
-
-
-def test_another_query_is_not_helped_by_what_one_gave_up(engine: Engine) -> None:
-    give_up(engine, "another")
-    with pytest.raises(StateMissingError):
-        engine.start(2, 7)
-    give_up(engine)
-    engine.start(2, 7)
-
-
-def entries_of(*batches: int, gives_up: bool = False, is_initial: bool = False) -> list[Entry]:
-    claim = structs.replace(make_claim("a")(1), gives_up=gives_up)
-    made = [structs.replace(make_checkpoint("a", 1, batch)[0], is_initial=is_initial) for batch in batches]
-    return [*made, claim]
-
-
-@pytest.mark.parametrize(
-    ("entries", "first_batch", "is_added", "expected"),
-    [
-        ([], 0, False, True),
-        (entries_of(0, 1), 0, False, True),
-        ([], 5, False, False),
-        ([], 5, True, True),
-        (entries_of(gives_up=True), 5, False, True),
-        (entries_of(4), 5, True, False),
-        (entries_of(4, gives_up=True), 5, False, False),
-        (entries_of(4, is_initial=True), 5, False, True),
-        (entries_of(2), 5, True, False),
-        (entries_of(5, 6), 5, True, True),
-        (entries_of(5, 6), 5, False, False),
-    ],
-)
-def test_the_first_batch_of_an_operator(entries: list[Entry], first_batch: int, is_added: bool, expected: bool) -> None:
-    assert begins_state(entries, "query", first_batch, lambda: is_added) is expected
+def test_a_start_without_it_may_repeat_the_batch_with_which_it_began(query: Query) -> None:
+    query.start("a", 0)
+    query.write(0, a=1)
+    query.start("ab", 1)
+    query.write(1, a=2, b=2)
+    query.start("a", 1)
+    assert query.read(1) == {"a": {LOW: 1, HIGH: 1}}
+    assert list(query.history.names) == ["a"]
+    query.start("ab", 2)
+    assert query.read(2)["b"] == EMPTY
 
 
 def test_an_unkeyed_operator_begins_empty_too(tmp_path: Path) -> None:
@@ -223,25 +180,189 @@ def test_an_unkeyed_operator_begins_empty_too(tmp_path: Path) -> None:
     for subtask in range(2):
         engine.run_subtask(0, subtask, [["add", "items", "a"]], [])
     engine.coordinator.close()
-    log = open_log(LocalStore(engine.location), engine.uid, engine.options, engine.clock)
-    give_up_state(log, engine.query_id, engine.uid)
+    give_up_state(open_log(LocalStore(engine.location), engine.options, engine.clock), engine.query_id, engine.uid)
     engine.start(3, 1)
-    [initial] = [entry for entry in engine.read_log() if isinstance(entry, Checkpoint)]
-    assert (initial.batch, initial.is_initial, initial.base_ranges) == (0, True, None)
-    assert engine.run_subtask(1, 0, [["read"]], [])[0] == [0, 3, False, False], "it is not restored"
+    for subtask in range(3):
+        output = engine.run_subtask(1, subtask, [["read"]], [])
+        assert output[0] == [subtask, 3, False, False], "it is not restored"
+        assert output[1][0]["items"] == []
 
 
-def test_an_operator_has_the_uid_that_its_querys_last_claim_gave_it() -> None:
-    claim = make_claim("a")(1)
-    renamed = structs.replace(claim, gives_up=True, renamed_to="b")
-    other = structs.replace(renamed, query_id="another", renamed_to="c")
-    checkpoint, _ = make_checkpoint("a", 1, 0)
-    cases: list[tuple[list[Entry], str]] = [
-        ([], ""),
-        ([checkpoint, claim], ""),
-        ([renamed, checkpoint, other, claim], "b"),
-        ([renamed, structs.replace(renamed, renamed_to="d")], "d"),
-        ([renamed, structs.replace(claim, gives_up=True)], ""),
-    ]
-    for entries, expected in cases:
-        assert renamed_to(entries, "query") == expected
+# ---- Operators that leave ----
+
+
+def test_a_start_that_leaves_an_operator_behind_does_not_claim(query: Query) -> None:
+    query.start("ab", 0)
+    query.write(0, a=1, b=1)
+    before = query.entries
+    with pytest.raises(ConfigurationError, match="at batch 0 the query also has an operator 'b'") as caught:
+        query.start("a", 1)
+    assert caught.value.kind is ErrorKind.OPERATOR_REMOVED
+    assert query.entries == before
+
+
+def test_an_operator_whose_state_was_given_up_may_be_left_out(query: Query) -> None:
+    query.start("ab", 0)
+    query.write(0, a=1, b=2)
+    query.forget("b")
+    query.start("a", 1)
+    assert query.read(1) == {"a": {LOW: 1, HIGH: 1}}
+    query.start("a", 2)
+    assert query.read(2) == {"a": {LOW: 1, HIGH: 1}}
+
+
+def test_an_operator_whose_state_was_given_up_begins_anew_if_it_is_not(query: Query) -> None:
+    query.start("ab", 0)
+    query.write(0, a=1, b=2)
+    former = query.history.names["b"]
+    query.forget("b")
+    query.start("ab", 1)
+    assert query.read(1) == {"a": {LOW: 1, HIGH: 1}, "b": EMPTY}
+    assert query.history.names["b"] != former
+
+
+def test_no_way_back_brings_given_up_state_again(query: Query) -> None:
+    """Also to a checkpoint that had it."""
+    query.start("ab", 0)
+    for batch in range(3):
+        query.write(batch, a=batch, b=batch)
+    target = query.history.at(1)
+    assert target is not None
+    query.forget("b")
+    query.claim(follows=target.id)
+    query.start("ab", 2)
+    assert query.read(2) == {"a": {LOW: 1, HIGH: 1}, "b": EMPTY}
+
+
+def test_the_last_operator_may_be_given_up_too(query: Query) -> None:
+    """The query goes on from its checkpoint, which has no operator any more."""
+    query.start("a", 0)
+    query.write(0, a=1)
+    query.forget("a")
+    query.start("b", 1)
+    assert query.read(1) == {"b": EMPTY}
+
+
+def test_the_objects_of_given_up_state_go_with_the_next_start(tmp_path: Path) -> None:
+    query = Query(tmp_path, inline_budget_bytes=0, retained_checkpoints=2)
+    query.start("ab", 0)
+    for batch in range(3):
+        query.write(batch, a=batch, b=batch)
+    former = query.history.names["b"]
+    query.forget("b")
+    assert query.names(f"{former}/"), "nobody deletes them while a query may still run"
+    query.start("a", 3)
+    assert query.names(f"{former}/") == []
+    query.write(3, a=3)
+    assert query.history.ended == [former], "as long as entries have a section of it"
+    query.start("a", 4, keep_local=False)
+    assert query.read(4) == {"a": {LOW: 3, HIGH: 3}}
+
+
+def test_giving_up_fences_off_a_start_that_goes_on(query: Query) -> None:
+    query.start("ab", 0)
+    query.write(0, a=1, b=1)
+    coordinator = query.runner.coordinator
+    query.forget("b")
+    query.runner.coordinator = coordinator
+    with pytest.raises(FencedError, match="epoch 1 does not own the log"):
+        query.write(1, a=2, b=2)
+
+
+# ---- Operators that get another name ----
+
+
+def test_a_renamed_operator_keeps_its_state(tmp_path: Path) -> None:
+    query = Query(tmp_path, inline_budget_bytes=0)
+    query.start("ab", 0)
+    query.write(0, a=1, b=2)
+    identity = query.history.names["b"]
+    query.rename("b", "c")
+    assert query.history.names == {"a": query.history.names["a"], "c": identity}
+    query.start("ac", 1)
+    assert query.read(1) == {"a": {LOW: 1, HIGH: 1}, "c": {LOW: 2, HIGH: 2}}
+    query.write(2, c=3)
+    assert query.history.names["c"] == identity
+    query.start("ac", 3, parallelism=3, keep_local=False)
+    assert query.read(3)["c"] == {LOW: 3, HIGH: 3}
+
+
+def test_the_former_name_is_that_of_no_operator(query: Query) -> None:
+    query.start("ab", 0)
+    query.write(0, a=1, b=2)
+    query.rename("b", "c")
+    with pytest.raises(ConfigurationError, match="also has an operator 'c'"):
+        query.start("ab", 1)
+    query.start("abc", 1)
+    assert query.read(1) == {"a": {LOW: 1, HIGH: 1}, "b": EMPTY, "c": {LOW: 2, HIGH: 2}}
+
+
+def test_a_batch_that_is_repeated_knows_the_new_name(query: Query) -> None:
+    query.start("ab", 0)
+    query.write(0, a=1, b=2)
+    query.write(1, a=5, b=6)
+    query.rename("b", "c")
+    query.start("ac", 1)
+    assert query.read(1) == {"a": {LOW: 1, HIGH: 1}, "c": {LOW: 2, HIGH: 2}}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abc")), ids="".join)
+def test_names_may_go_round(query: Query, order: tuple[str, str, str]) -> None:
+    query.start("abc", 0)
+    query.write(0, a=1, b=2, c=3)
+    names = query.history.names
+    query.claim(renames={names[uid]: new for uid, new in zip("abc", order, strict=True)})
+    query.start("abc", 1)
+    expected = {new: {LOW: value, HIGH: value} for value, new in enumerate(order, 1)}
+    assert query.read(1) == expected
+
+
+# ---- Queries without a checkpoint ----
+
+
+def test_without_a_word_no_state_is_a_mistake(query: Query) -> None:
+    with pytest.raises(StateMissingError, match=r"needs checkpoint 6, but there is no checkpoint.*forget\(") as raised:
+        query.start("a", 7)
+    assert raised.value.kind is ErrorKind.CHECKPOINT_MISSING
+    assert query.names() == [], "nothing is claimed"
+
+
+def test_a_query_begins_with_the_batch_that_its_user_has_named(query: Query) -> None:
+    query.claim(begins_at=7)
+    query.start("ab", 7)
+    assert query.read(7) == {"a": EMPTY, "b": EMPTY}
+    query.write(8, a=8)
+    query.start("ab", 9, keep_local=False)
+    assert query.read(9) == {"a": {LOW: 8, HIGH: 8}, "b": EMPTY}
+    assert query.history.oldest is not None
+    assert query.history.oldest.batch == 7
+    with pytest.raises(StateMissingError, match="needs checkpoint 5, but the oldest that is retained is checkpoint 7"):
+        query.start("ab", 6)
+
+
+def test_its_first_batch_may_be_repeated(query: Query) -> None:
+    """Before it has a checkpoint, and after that."""
+    query.claim(begins_at=7)
+    query.start("a", 7)
+    for value in range(3):
+        query.start("a", 7)
+        assert query.read(7) == {"a": EMPTY}
+        query.write(7, a=value)
+    query.start("a", 8)
+    assert query.read(8) == {"a": {LOW: 2, HIGH: 2}}
+
+
+def test_another_query_is_not_helped_by_what_one_was_told(query: Query) -> None:
+    query.claim("another", begins_at=7)
+    with pytest.raises(StateMissingError):
+        query.start("a", 7)
+    query.claim(begins_at=7)
+    query.start("a", 7)
+
+
+def test_state_that_is_there_is_not_replaced_silently(query: Query) -> None:
+    query.start("a", 0)
+    query.write(0, a=1)
+    query.claim(begins_at=7)
+    with pytest.raises(StateMissingError, match="the newest is checkpoint 0"):
+        query.start("a", 7)

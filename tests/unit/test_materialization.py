@@ -18,7 +18,7 @@ from statelog.checkpoint.materialization import MaterializationSchedule
 from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.runs.byte_slices import Budget
 from statelog.runs.format import Operation
 from statelog.runs.key_groups import hash_range
@@ -108,8 +108,10 @@ def newest(harness: Harness) -> Record:
 
 
 def entries(harness: Harness) -> list[Checkpoint]:
-    store = LocalStore(parts_of(harness).query.location)
-    return [entry for entry in parts_of(harness).query.open_log(store).read() if isinstance(entry, Checkpoint)]
+    """The operator's checkpoints in all entries of the log."""
+    read = parts_of(harness).query.open_log(LocalStore(parts_of(harness).query.location)).read()
+    found = [entry for entry in read if isinstance(entry, QueryCheckpoint)]
+    return [Checkpoint.of(entry, section) for entry in found for section in entry.sections]
 
 
 def listed(harness: Harness, key: int) -> list[str]:

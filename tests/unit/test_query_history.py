@@ -492,13 +492,28 @@ def test_the_newest_entry_names_the_parent_on_whichever_line_it_is() -> None:
     assert log.query().parent is None
 
 
-def test_the_query_that_may_begin_later_may_until_it_has_a_checkpoint() -> None:
+def test_a_query_begins_with_the_batch_that_a_tool_has_named_and_then_with_its_first() -> None:
+    """Its first checkpoint says so, also when it is taken back and the claim is not read any more."""
     log = ShortLog()
     assert log.query().begins_at is None
+    log.claim(begins_at=6)
     log.claim(begins_at=7)
     log.claim()
     assert (log.query().begins_at, log.query().copy().begins_at) == (("query", 7), ("query", 7))
-    log.run(7, begins=True)
+    log.retained_from = 6
+    first = log.run(7, entry={"log_start": log.log.number})
+    log.run(8, entry={"log_start": first.number})
+    log.claim(begins_at=9)
+    assert log.query().begins_at == ("query", 7), "it has state"
+    log.claim(follows=b"")
+    assert (log.query().latest, log.query().begins_at) == (None, ("query", 7))
+
+
+def test_a_query_that_was_given_its_state_does_not_begin_with_its_first_batch() -> None:
+    log = ShortLog()
+    log.claim(begins_at=7)
+    log.retained_from = 7
+    log.run(7, base_ranges=[base_range(7)])
     assert log.query().begins_at is None
 
 

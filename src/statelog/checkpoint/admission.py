@@ -94,7 +94,7 @@ def admit(
             kind=ErrorKind.OTHER_OWNER,
             hint="Give this query another location, or start it with the checkpointLocation that the state belongs to.",
         )
-    if first_batch == 0 or (latest is None and query.begins_at == (query_id, first_batch)):
+    if first_batch == 0 or query.begins_at == (query_id, first_batch):
         return {}
     before = query.at(first_batch - 1) if query.has_batch(first_batch - 1) else None
     if before is None:

@@ -104,7 +104,7 @@ class QueryHistory:
         self._names: dict[str, str] = {}
         self._ended: set[str] = set()
         self.begins_at: tuple[str, int] | None = None
-        """The query that a tool lets begin its state at a later batch than 0, and that batch."""
+        """The query whose state may begin with a batch, and that batch: a tool has said so, or it did."""
         self.parent: Parent | None = None
         """The parent that the newest entry names, on whichever line it is: it tells what the location's files need."""
         for entry in entries:
@@ -113,21 +113,19 @@ class QueryHistory:
                     self._claimed(entry)
                 case QueryCheckpoint():
                     self._line.add(entry)
-                    self.parent = entry.parent
-                    self._names |= {section.identity: section.uid for section in entry.sections}
+                    self._note(entry)
                     self._ended |= set(entry.ended)
-                    self.begins_at = None
         for entry in self._line.entries:
             self._add_sections(entry)
 
     def _claimed(self, claim: Claim) -> None:
         self._names |= claim.renames
         self._ended |= set(claim.ended)
-        if claim.begins_at is not None:
-            self.begins_at = claim.query_id, claim.begins_at
         is_own = self.latest is None or self.latest.query_id == claim.query_id
         if claim.follows is not None and is_own:
             self._line.go_back(claim.follows, EntryPlace(claim.number, 0))
+        if claim.begins_at is not None and self.latest is None:
+            self.begins_at = claim.query_id, claim.begins_at
 
     def add(self, entry: QueryCheckpoint, *, may_replace: bool = False) -> list[Record]:
         """Add a later entry; return the operators' records that it replaces, newest first.
@@ -136,10 +134,17 @@ class QueryHistory:
         """
         replaced = [record for history in self._histories.values() for record in history.cut(entry.batch - 1)]
         self._line.add(entry, may_replace=may_replace)
-        self.parent = entry.parent
-        self._names |= {section.identity: section.uid for section in entry.sections}
+        self._note(entry)
         self._add_sections(entry)
         return replaced
+
+    def _note(self, entry: QueryCheckpoint) -> None:
+        self.parent = entry.parent
+        self._names |= {section.identity: section.uid for section in entry.sections}
+        if not entry.follows:
+            # Of a query that was given its state, the first checkpoint cannot be made again.
+            is_begun = entry.retained_from < entry.batch
+            self.begins_at = (entry.query_id, entry.batch) if is_begun else None
 
     def _add_sections(self, entry: QueryCheckpoint) -> None:
         if entry is self.latest:
