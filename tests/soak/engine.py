@@ -194,9 +194,10 @@ class Life:
             self._note(f"batch {self._batch}, {actions} actions, {len(plan.actions[-1])} rows")
             if self._try_batch(plan, [answers for _, answers in expected], rng):
                 break
+            # The entry of this batch may have been written, and have given the oldest checkpoint up.
+            self._guaranteed = min(self._guaranteed, self._least - 1)
             self._mood = Mood() if attempt > 5 else self._mood
         self._counts["batches"] += 1
-        # A run before may have come as far as the entry of this batch.
         self._guaranteed = min(self._guaranteed + 1, self._least)
         if rng.random() < self._mood.unrest / 4:
             self._repeat_in_new_run(plan, expected[-1][1], rng)
@@ -292,10 +293,12 @@ class Life:
         self._cluster.kill_driver()
         self._counts["repeated batches"] += 1
         last = BatchPlan(plan.now_ms, 0, plan.actions[-1:])
+        self._guaranteed -= 1  # the new run takes the batch's checkpoint back
         for attempt in range(1, 100):
             if self._try_batch(last, [expected], rng):
                 break
             self._mood = Mood() if attempt > 5 else self._mood
+        self._guaranteed = min(self._guaranteed + 1, self._least)
 
     def _after_batch(self, rng: Random) -> None:
         if self._batch % _LOOKS_EVERY == 0:

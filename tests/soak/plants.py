@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from statelog.checkpoint import coordinator, keyed_task
-from statelog.checkpoint.batch import Batch
+from statelog.checkpoint import active_operator, keyed_task
+from statelog.checkpoint.batch import OperatorBatch
 from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Ack, JobOutcome
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
@@ -42,7 +42,7 @@ class _AnyNewer(MaterializationPolicy):
         if not ack.has_changeset:
             return super().fits(ack, genesis)
         subtask = ack.task.subtask
-        record = self._inventory.history.latest_record
+        record = self._history().latest_record
         base = record.base_map.base_of(subtask, self._config.parallelism) if record and record.base_map else None
         if not ack.levels or (base is not None and ack.levels[-1].last <= base.through):
             return False
@@ -55,7 +55,7 @@ def stale_jobs() -> AbstractContextManager[object]:
     """A job that was finished on a host a while ago counts, whatever base it was begun on."""
     planted = ExitStack()
     planted.enter_context(patch.object(keyed_task, "Materializer", _AnyJob))
-    planted.enter_context(patch.object(coordinator, "MaterializationPolicy", _AnyNewer))
+    planted.enter_context(patch.object(active_operator, "MaterializationPolicy", _AnyNewer))
     return planted
 
 
@@ -63,7 +63,7 @@ class _FirstAck(MaterializationPolicy):
     """Takes a materialization only from the first ack of a result."""
 
     def settle(
-        self, batch: Batch, ack: Ack, levels: list[Level], payload: bytes, *, fits: bool, is_counted: bool
+        self, batch: OperatorBatch, ack: Ack, levels: list[Level], payload: bytes, *, fits: bool, is_counted: bool
     ) -> JobOutcome:
         if not is_counted:
             levels, payload = [], b""
@@ -72,7 +72,7 @@ class _FirstAck(MaterializationPolicy):
 
 def lost_jobs() -> AbstractContextManager[object]:
     """What comes with the ack of a second action is dropped, as its result is that of the first."""
-    return patch.object(coordinator, "MaterializationPolicy", _FirstAck)
+    return patch.object(active_operator, "MaterializationPolicy", _FirstAck)
 
 
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {

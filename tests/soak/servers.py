@@ -26,17 +26,17 @@ from statelog import (
 )
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.history import History
-from statelog.checkpoint.parent import Parent
 from statelog.checkpoint.protocol import Ping, Reply, Request, Tick
+from statelog.checkpoint.query_history import QueryHistory
+from statelog.log.entry import Parent
 from statelog.reading.manifest import SavedOperator
 from statelog.reading.parts import one_by_one
-from statelog.savepoints.branch import branch_operator
-from statelog.savepoints.load import RestoreTarget, restore_operator
+from statelog.savepoints.branch import branch_query
+from statelog.savepoints.load import RestoreTarget, restore_operators
 from statelog.savepoints.save import save_operator
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.storage import LocalStore, Store
-from statelog.storage.links import LinkedStore, link
+from statelog.storage.links import LinkedStore
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
@@ -255,7 +255,8 @@ class Driver:
             if history is None:
                 return None
             uid = query.operator.uid
-            return save_operator(history, batch, uid, location=query.location, target=target, run_all=one_by_one)
+            own = history.histories[history.names_at(batch)[uid]]
+            return save_operator(own, batch, uid, location=query.location, target=target, run_all=one_by_one)
 
     def stop(self, harm: Harm) -> None:
         """End the run in good order."""
@@ -360,11 +361,11 @@ class Tool:
         latest = files.history.latest_record
         if latest is None:
             return Stored({}, files.unreferenced, 0, -1, -1)
-        retained = [one.batch for one in files.history.records if one.batch >= files.history.retained_from]
+        retained = [one.batch for one in files.query.entries if one.batch >= files.query.retained_from]
         return Stored(
             files.missing(len(retained)),
             files.unreferenced,
-            sum(map(files.history.has_batch, retained)),
+            sum(map(files.query.has_batch, retained)),
             latest.batch,
             max((base_range.base.through for base_range in latest.base_map.ranges), default=-1)
             if latest.base_map
@@ -387,19 +388,19 @@ class Tool:
 
     def restore(self, saved: SavedOperator, source: str, run: Run) -> None:
         """Begin a run's location with a savepoint of the batch before its first."""
-        restore_operator(saved, source, self._target(run), one_by_one)
+        restore_operators([saved], source, self._target(run), one_by_one)
 
     def branch(self, parent: Run, run: Run) -> None:
         """Begin a run's location with the state of its parent before its first batch."""
-        uid, batch = self._query.operator.uid, run.first_batch - 1
+        batch = run.first_batch - 1
         self._query.take_over(run)
-        folder = link(self._query.location, uid)
+        place = self._query.location
         self._query.take_over(parent)
         location = self._query.location
         store = LinkedStore(LocalStore(location), LocalStore)
-        history = History(self._query.open_log(store).read())
-        pin = HeldPin(store, uid, history, batch, owner="branch", lasts_s=None, is_shared=True, branch=folder)
-        branch_operator(history, Parent(location, batch, pin.name), self._target(run))
+        query = QueryHistory(self._query.open_log(store).read())
+        pin = HeldPin(store, query, batch, owner="branch", lasts_s=None, is_shared=True, branch=place)
+        branch_query(query, Parent(location, batch, pin.name), self._target(run))
 
     def _target(self, run: Run) -> RestoreTarget:
         """The location of a run, emptied."""
