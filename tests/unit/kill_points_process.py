@@ -280,8 +280,7 @@ class WorkerQuery(ProcessQuery):
     port = 0
     client: RpcClient | None = None
 
-    @property
-    def local(self) -> Path:
+    def local_of(self, host: int) -> Path:
         return self.directory / f"host-{self.host}"
 
     def call(self, request: Request, payload: bytes) -> Reply:

@@ -333,6 +333,14 @@ def test_a_claim_goes_back_to_a_checkpoint_by_the_id_that_its_revisions_share() 
     assert (log.query().latest, log.query().names, list(log.query().histories)) == (None, {}, [])
 
 
+def test_another_querys_claim_takes_nothing_back() -> None:
+    """It came between that query's look at the location and its claim, and is refused after it."""
+    log = ShortLog(2)
+    latest = log.query().latest
+    log.claim(query_id="another", follows=b"")
+    assert log.query().latest == latest
+
+
 def test_a_cut_within_another_is_one() -> None:
     log = ShortLog(4)
     log.run(3)
