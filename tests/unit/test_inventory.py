@@ -15,7 +15,7 @@ from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.garbage import Inventory, Retention
 from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import MARGIN_S, Pin, StandingPins, pin_name, write_pin
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, QueryCheckpoint
 from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
@@ -496,6 +496,32 @@ def test_what_was_taken_back_is_noted_while_a_pin_may_speak_of_it(tmp_path: Path
     made.deleter.look()
     made.release(entry, 5, log, {IDENTITY: 5})
     assert cut_at(made) == []
+
+
+def test_an_entry_whose_write_has_failed_may_have_been_pinned(tmp_path: Path) -> None:
+    """It is in the log, although its writer does not know; another one of the batch takes its place."""
+    made, log = opened(tmp_path), claimed_log(tmp_path)
+    made.add(log.append(entry_of(keyed(0)), []), {}, 0)
+    for token in (b"lost", b"known"):
+        entry = entry_of(replace(keyed(1), token=token))
+        made.gate.doubt(entry)
+        placed = log.append(entry, [])
+        if token == b"lost":
+            pin = Pin.of(read_history(LocalStore(tmp_path)), 1)
+            write_pin(LocalStore(tmp_path), pin_name(1, b"pin"), pin)
+    made.add(placed, {}, 0)
+    made.release(placed, 0, log, {})
+    assert not pin.is_on_line(made.query)
+    for batch in range(2, 6):
+        one = keyed(batch, *([level(1)] if batch == 2 else []))
+        entry = entry_of(repeating(made, one) if batch > 2 else one)
+        made.gate.doubt(entry)
+        placed = log.append(entry, [])
+        made.add(placed, {}, 0)
+        made.release(placed, batch, log, {})
+        assert not pin.is_on_line(made.query)
+    assert made.query.at(1) is None
+    assert cut_at(made) == [-1, 0], "of the others nothing was in doubt"
 
 
 # ---- Pins of the coordinator's own ----

@@ -438,6 +438,24 @@ def test_one_pin_that_cannot_be_read_keeps_everything(log: ShortLog, caplog: pyt
     assert caplog.text.count("cannot be read") == 2
 
 
+def test_what_was_taken_back_may_be_forgotten_once_the_pins_were_listed_after_it(log: ShortLog) -> None:
+    """Whoever has pinned it has done so before; and a pin that cannot be read may be of anything."""
+    pins = pins_in(log)
+    assert pins.oldest_place == EntryPlace(0, 0), "nobody has looked yet"
+    pins.look(QueryHistory())
+    assert pins.oldest_place == EntryPlace(0, 0), "nothing is there"
+    pins.look(log.query())
+    places = [entry.place for entry in log.query().entries]
+    assert pins.oldest_place == places[-1]
+    for batch in (6, 5):
+        put(log, pin_of(log, batch, lasts_s=None))
+        pins.look(log.query())
+        assert pins.oldest_place == places[batch]
+    log.store.put(pin_name(7, b"damaged"), b"damaged")
+    pins.look(log.query())
+    assert pins.oldest_place == EntryPlace(0, 0)
+
+
 def test_a_store_that_fails_does_not_tell_what_pins_there_are(log: ShortLog) -> None:
     put(log, pin_of(log, 5))
     for operation in ("list", "read"):
