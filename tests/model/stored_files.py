@@ -24,10 +24,11 @@ def needed_objects(history: History, record: Record) -> set[str]:
 
 
 def give_up_state(log: NumberedLog, query_id: str, uid: str) -> None:
-    """Give up the state of an operator, as ``statelog.forget`` does."""
-    identity = QueryHistory(log.read()).names[uid]
-    log.claim(lambda epoch: Claim(epoch, query_id, "forget", f"{epoch}".rjust(16).encode(), 0, ended=[identity]))
-    log.close()
+    """Give up the state of an operator, as ``statelog.forget`` does; nothing happens if it has none."""
+    identity = QueryHistory(log.read()).names.get(uid)
+    if identity is not None:
+        log.claim(lambda epoch: Claim(epoch, query_id, "forget", f"{epoch}".rjust(16).encode(), 0, ended=[identity]))
+        log.close()
 
 
 def is_pin(name: str) -> bool:

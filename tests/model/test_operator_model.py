@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from statelog import Step
-from statelog.checkpoint.query_history import QueryHistory
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
 from statelog.testing.query import Crash
@@ -144,9 +143,7 @@ class OperatorMachine(RuleBasedStateMachine):
     def give_up(self, parallelism: int, keep_local: bool) -> None:
         """The state is given up between two runs; the next one begins as a new operator does."""
         engine, store = self.engine, LocalStore(self.engine.location)
-        log = open_log(store, engine.options, engine.clock)
-        if engine.uid in QueryHistory(log.read()).names:
-            give_up_state(log, engine.query_id, engine.uid)
+        give_up_state(open_log(store, engine.options, engine.clock), engine.query_id, engine.uid)
         self.model = OperatorModel()
         self._start(parallelism, keep_local=keep_local)
 

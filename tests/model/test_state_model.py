@@ -309,7 +309,7 @@ class StateMachine(RuleBasedStateMachine):
         assert unreferenced == []
         self._check_states()
 
-    @precondition(lambda self: self.harness.batchId >= 0)
+    @precondition(lambda self: self.harness.batchId > self.begins_after)
     @rule(parallelism=st.integers(1, 5), keep_local=st.booleans())
     def move_by_savepoint(self, parallelism: int, keep_local: bool) -> None:
         """A savepoint is taken, and another query begins with it in the place of this one."""
@@ -347,7 +347,7 @@ class StateMachine(RuleBasedStateMachine):
         self.moved_at = self.begins_after = self.harness.batchId
         self.harness.restart(parallelism, keepLocal=keep_local)
 
-    @precondition(lambda self: self.harness.batchId >= 0)
+    @precondition(lambda self: self.harness.batchId > self.begins_after)
     @rule()
     def read_from_outside(self) -> None:
         """The newest checkpoint, as anybody reads it who has access to the files."""
