@@ -80,13 +80,34 @@ def test_a_batch_begins_with_nothing() -> None:
 
 
 def test_the_latest_attempt_with_a_result_of_its_own_counts() -> None:
-    held = batch()
+    held = batch(4)
     results = [ack(b"first", attempt=4), ack(b"other", attempt=3), ack(b"first", attempt=5), ack(b"second", attempt=6)]
     assert take(held, *results) == [True, False, False, True]
     assert counted(held) == {0: 6}
     assert take(held, ack(b"x", subtask=2, attempt=1)) == [True]
     assert counted(held) == {0: 6, 2: 1}
     assert held.missing == [1, 3]
+
+
+def test_a_result_between_two_equal_ones_does_not_count() -> None:
+    """Spark keeps the output of the latest attempt, whenever the others come."""
+    held = batch()
+    assert take(held, ack(b"first", attempt=4), ack(b"first", attempt=6), ack(b"other", attempt=5)) == [
+        True,
+        False,
+        False,
+    ]
+    assert not held.differs(ack(b"other", attempt=5))
+    assert take(held, ack(b"first", attempt=3), ack(b"other", attempt=6)) == [False, True]
+    assert take(held, ack(b"first", attempt=5), ack(b"first", attempt=7)) == [False, True]
+
+
+def test_a_batch_is_complete_with_the_acks_of_all_its_subtasks() -> None:
+    held = batch(2)
+    for subtask in (1, 1, 0):
+        assert not held.is_complete
+        take(held, ack(subtask=subtask))
+    assert held.is_complete
 
 
 @pytest.mark.parametrize("adds_floats", [False, True])

@@ -21,13 +21,14 @@ def task(batch: int, subtask: int = 0) -> TaskId:
     return TaskId("query", "run", "op", "instance", batch, subtask, 7)
 
 
-def batch_of(*uids: str) -> Batch:
-    return Batch(5, BatchTime(0, 0), {uid: OperatorBatch(5, BatchTime(0, 0)) for uid in uids}, InlineBudget(0, 1))
+def batch_of(*uids: str, parallelism: int = 2) -> Batch:
+    operators = {uid: OperatorBatch(5, BatchTime(0, 0), parallelism) for uid in uids}
+    return Batch(5, BatchTime(0, 0), operators, InlineBudget(0, 1))
 
 
 @pytest.mark.parametrize(("parallelism", "end"), [(3, "0, 1, 2"), (10, "7, 8, 9"), (11, "8, 9, ...")])
 def test_of_many_subtasks_that_are_missing_the_first_ten_are_named(parallelism: int, end: str) -> None:
-    error = incomplete_batch(5, batch_of("op"), [run(parallelism)], "here")
+    error = incomplete_batch(5, batch_of("op", parallelism=parallelism), [run(parallelism)], "here")
     shown = error.message.partition("to their end: operator 'op': ")[2].partition(". An action")[0]
     assert shown.startswith("0, 1, 2")
     assert shown.endswith(end)
@@ -46,7 +47,7 @@ def test_of_several_operators_those_that_lack_subtasks_are_named() -> None:
 @pytest.mark.parametrize("input_rows", [0, 1, 2])
 def test_only_rows_tell_that_a_partition_was_renumbered(input_rows: int) -> None:
     request = Begin(task(5, subtask=1), 2, input_rows, None)
-    batch = OperatorBatch(5, BatchTime(0, 0))
+    batch = OperatorBatch(5, BatchTime(0, 0), 3)
     if not input_rows:
         require_own_partition(request, batch, run(3), "here")
         return

@@ -50,7 +50,7 @@ def heads(*batches: int) -> list[bytes]:
 
 
 def durable(entry: Checkpoint, *fired_ms: int) -> OperatorBatch:
-    made = OperatorBatch(entry.batch, BatchTime(0, 0), durable=entry)
+    made = OperatorBatch(entry.batch, BatchTime(0, 0), 2, durable=entry)
     for subtask, timers_to_ms in enumerate(fired_ms):
         task = TaskId("query", "run", "op", "instance", entry.batch, subtask, 1)
         made.acks[subtask] = AcceptedAck(make_ack(task, b"", 0, 0, 0, "", 0.0, timers_to_ms=timers_to_ms), b"")
