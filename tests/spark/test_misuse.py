@@ -112,7 +112,9 @@ def test_no_action_in_the_first_batch_is_an_error_that_says_how_to_start_again(
     anew.require_exact()
 
 
-@pytest.mark.parametrize(("action", "what"), [(limit, "these subtasks did not run"), (no_action, "no subtask ran")])
+@pytest.mark.parametrize(
+    ("action", "what"), [(limit, "these subtasks did not run"), (no_action, "no subtask of operator 'main' ran")]
+)
 def test_a_last_batch_that_was_not_read_is_told_at_the_end_and_stops_the_next_start(
     spark: SparkSession,
     tmp_path: Path,
@@ -159,7 +161,7 @@ def test_a_run_in_which_no_subtask_ran_has_an_incomplete_end(spark: SparkSession
     unread.awaitTermination()
     error = statelog.error_of(unread)
     assert isinstance(error, StateMissingError)
-    assert "checkpoint 2 does not exist: no subtask ran in batch 2" in error.message
+    assert "checkpoint 2 does not exist: no subtask of operator 'main' ran in batch 2" in error.message
     assert statelog.error_of(first) is None
 
     statelog.rewind(job.checkpoint)
@@ -355,7 +357,7 @@ def test_an_action_in_a_plain_thread_is_refused(spark: SparkSession, tmp_path: P
     assert "[no-batch-id]" in failures[0]
     assert "on the thread that Spark calls foreachBatch on" in failures[0]
     # The thread has kept its failure to itself, but the next batch finds out.
-    assert "no subtask ran in batch 1" in text
+    assert "no subtask of operator 'main' ran in batch 1" in text
     statelog.rewind(job.checkpoint)
     job.run(job.ledger(spark, 2))
 

@@ -188,7 +188,7 @@ def test_together_with_keyed_state(spark: SparkSession, tmp_path: Path, partitio
         ]
         counts.update(read)
         assert job.results()[batch] == sorted([word, counts[word]] for word in set(read)), f"batch {batch}"
-    assert sorted(path.name for path in (job.checkpoint / "statelog").iterdir()) == ["source", "words"]
+    assert sorted(path.name for path in (job.checkpoint / "statelog").iterdir()) == ["log"]
 
 
 def test_example_program_reads_every_record_once(tmp_path: Path) -> None:

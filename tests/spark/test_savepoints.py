@@ -185,7 +185,7 @@ class Chain:
     source : Path
         The input, a file per batch.
     location : Path, optional
-        The tally's own location.
+        The location of the query's state.
     """
 
     def __init__(self, session: SparkSession, root: Path, source: Path, location: Path | None = None) -> None:
@@ -202,8 +202,9 @@ class Chain:
     def start(self, parallelism: int, *, has_tally: bool = True, **trigger: Any) -> StreamingQuery:
         source = self._session.readStream.schema("key string, time timestamp").option("maxFilesPerTrigger", 1)
         rows = source.json(str(self._source)).withWatermark("time", "0 seconds")
+        own: Any = {"parallelism": parallelism, "location": None if self._location is None else str(self._location)}
         frame = statelog.key_by(rows, "key").transformWithState(
-            Remember(), "key string, n long", "append", "EventTime", uid="timers", parallelism=parallelism
+            Remember(), "key string, n long", "append", "EventTime", uid="timers", **own
         )
         if has_tally:
             frame = statelog.process(
@@ -211,8 +212,7 @@ class Chain:
                 Tally(),
                 "elements long, total long",
                 uid=TALLY,
-                parallelism=parallelism,
-                location=None if self._location is None else str(self._location),
+                **own,
             )
 
         def keep(frame: DataFrame, batch: int) -> None:
@@ -253,7 +253,7 @@ def test_timers_watermark_and_operator_state_are_saved_as_of_one_batch(
     chain = Chain(spark, tmp_path / "first", source, tmp_path / "own")
     chain.run(2)
     target = tmp_path / "savepoint"
-    saved = statelog.savepoint(chain.root / "checkpoint", target)
+    saved = statelog.savepoint(chain.root / "checkpoint", target, location=str(tmp_path / "own"))
     assert set(saved.rows) == {"timers", TALLY}
     timers = pd.read_parquet(target / "operators" / "timers" / "timers")
     assert set(timers.columns) == {"hash", "key_key", "time_ms"}
@@ -298,10 +298,12 @@ def test_an_operator_that_was_given_up_does_not_take_the_savepoint_back(spark: S
     add_json(source, [timed_rows(16)])
     statelog.forget(chain.root / "checkpoint", TALLY, location=str(tmp_path / "own"))
     chain.run(2, has_tally=False)
-    saved = statelog.savepoint(chain.root / "checkpoint", tmp_path / "newest")
+    saved = statelog.savepoint(chain.root / "checkpoint", tmp_path / "newest", location=str(tmp_path / "own"))
     assert saved.batch > last
     assert set(saved.rows) == {"timers"}
-    before = statelog.savepoint(chain.root / "checkpoint", tmp_path / "before", batch=last)
+    before = statelog.savepoint(
+        chain.root / "checkpoint", tmp_path / "before", location=str(tmp_path / "own"), batch=last
+    )
     assert set(before.rows) == {"timers"}
 
 
@@ -374,7 +376,7 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(StateMissingError, match=r"Batch 13 is none.*the last 12\."):
         statelog.savepoint(job.checkpoint, target, batch=13)
     assert not target.exists()
-    with pytest.raises(ConfigurationError, match="holds no state of query"):
+    with pytest.raises(ConfigurationError, match="holds no state of statelog that belongs to query"):
         statelog.savepoint(job.checkpoint, target, location=str(tmp_path / "elsewhere"))
     assert statelog.savepoint(job.checkpoint, target, batch=10).batch == 10
     with pytest.raises(ConfigurationError, match="is not empty"):
@@ -392,8 +394,8 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
         statelog.savepoint(stopped, tmp_path / "other")
     manifest = target / "manifest.json"
     text = manifest.read_text()
-    manifest.write_bytes(seal(Manifest.read(LocalStore(str(target)), str(target)), "statelog savepoint", 3))
-    with pytest.raises(ConfigurationError, match="of version 3, and this statelog reads up to 2"):
+    manifest.write_bytes(seal(Manifest.read(LocalStore(str(target)), str(target)), "statelog savepoint", 2))
+    with pytest.raises(ConfigurationError, match="of version 2, and this statelog reads up to 1"):
         statelog.restore(target, tmp_path / "new")
     manifest.write_text(text[: len(text) // 2])
     with pytest.raises(CorruptionError, match=r"manifest\.json: .*not those that were written"):

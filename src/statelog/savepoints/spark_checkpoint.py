@@ -66,10 +66,6 @@ class SparkCheckpoint:
         names = [name.rpartition("/")[2] for name in self.files.list(folder)]
         return sorted(int(name) for name in names if re.fullmatch(r"\d+", name))
 
-    def was_taken_back(self, batch: int) -> bool:
-        """Whether a rewind has ever taken back Spark's commit of a batch."""
-        return any(name.endswith(f"/{COMMITS}/{batch}") for name in self.files.list(REWOUND))
-
     def require_no_other_state(self) -> None:
         """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""
         if self.files.list(STATE):

@@ -126,7 +126,7 @@ class Endpoint:
             _fit_clock(session, query)
             restrain_adaptive_execution(query)
             lift_byte_limit(session, query)
-            check_file_sink(session, query)
+            check_file_sink(session, query, PlannedQuery(query, plans).has_state_of)
             for plan in plans:
                 if plan.placement is not None:
                     plan.placement.keep_during(query)

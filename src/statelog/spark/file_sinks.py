@@ -8,6 +8,7 @@ sink has never had: Spark deals it anew to all batches but the first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -16,7 +17,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.log_fields import get_logger
 from statelog.spark import internals
-from statelog.spark.checkpoint_location import open_checkpoint
 
 _log = get_logger(__name__)
 
@@ -24,29 +24,19 @@ _LOG: Final = "_spark_metadata"
 """The sink's log in its folder; an entry has the number of a batch, and each tenth one ends with ``.compact``."""
 
 
-def check_file_sink(session: SparkSession, query: StreamingQuery) -> None:
-    """Make a query that is about to start fail if its sink would leave out batches for which it lacks the rows.
+def check_file_sink(session: SparkSession, query: StreamingQuery, has_state_of: Callable[[int], bool]) -> None:
+    """Make a query that is about to start fail if its sink would leave out batches whose rows or state are missing.
 
-    A warning is logged if the sink leaves out the first batch only, which it has from before a rewind. A failure of the
-    check is only logged.
+    `has_state_of` tells whether the query has the checkpoint of a batch: a rewind has taken back that of a batch which
+    the sink still has. A failure of the check is only logged.
     """
     try:
         sink, first = internals.file_sink(query), internals.first_batch(query)
         if sink is None or sink[1] < first:
             return
         folder, newest = sink
-        if newest > first or not internals.is_planned(query, first):
+        if newest > first or not internals.is_planned(query, first) or not has_state_of(first):
             internals.fail(session, query, _left_out(query, folder, first, newest))
-        elif open_checkpoint(internals.checkpoint_location(query), session).was_taken_back(first):
-            _log.warning(
-                "query %s: Spark's file sink in %s has batch %d, which a rewind has taken back, and leaves it out: its"
-                " older rows and its older state stay. To have it computed again, stop the query, rewind it once more,"
-                " and remove that batch's files from its folder %s.",
-                query.id,
-                folder,
-                first,
-                _LOG,
-            )
     except Exception as error:
         _log.warning("query %s: the batches that its sink has could not be looked up: %s", query.id, error)
 

@@ -120,6 +120,11 @@ class PlannedQuery:
         """The checkpoints in the query's location."""
         return read_history(open_retrying_store(self.location, self.options, SystemClock(), Measurements()))
 
+    def has_state_of(self, batch: int) -> bool:
+        """Whether the checkpoint of a batch is stored and has not been taken back."""
+        entry = self.stored().at(batch)
+        return entry is not None and entry.query_id == str(self.query.id)
+
     def store_initial(self, plan: OperatorPlan, run_id: str) -> StoredInitial | None:
         """Store the state before the first batch of an operator; None if it has run before.
 
