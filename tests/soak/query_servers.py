@@ -142,7 +142,9 @@ class QueryWorker:
             options=Options(observer=self._harmed, **task.run.options),
             call=partial(self._call, task.port),
             memory=self._memory,
-            local=host_folder(self._notes, task.host) / place.uid / str(parallelism) / str(place.subtask),
+            local_of=lambda identity: (
+                host_folder(self._notes, task.host) / identity / str(parallelism) / str(place.subtask)
+            ),
             open_store=lambda location: store,
             clock=(TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s),
             token=f"{task.run.number}-{place.attempt}",
