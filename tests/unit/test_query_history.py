@@ -411,6 +411,17 @@ def test_a_lost_checkpoint_is_one_that_the_query_or_an_operator_lacks() -> None:
             QueryHistory(entries).require_complete("here")
         assert caught.value.kind is ErrorKind.OBJECT_MISSING
         assert not any(map(QueryHistory(entries).has_batch, range(3)))
+        assert [entry for batch in range(4) if (entry := QueryHistory(entries).at(batch))] == entries
+
+
+def test_a_checkpoint_is_lost_also_between_those_of_different_operators() -> None:
+    log = ShortLog(2, key_schema=b"")
+    log.uids = [OTHER]
+    entries = [*log.query().entries, log.run(2), log.run(3)]
+    QueryHistory(entries).require_complete("here")
+    for gone in (1, 2):
+        with pytest.raises(CorruptionError, match=f"lacks checkpoint {gone}"):
+            QueryHistory([*entries[:gone], *entries[gone + 1 :]]).require_complete("here")
 
 
 def test_a_copy_stays_as_it_is() -> None:
