@@ -39,7 +39,7 @@ class Line:
     def add(self, entry: QueryCheckpoint, *, may_replace: bool = False) -> None:
         """Let a later entry count, in place of those of its own batch and of later ones.
 
-        It `may_replace` one that is not known, because nobody saw its write succeed.
+        It `may_replace` one that is not known, because its write was not seen to succeed.
         """
         if not self.entries:
             for cut in entry.cuts:

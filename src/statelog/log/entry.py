@@ -60,7 +60,7 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    """A start or a tool takes over the location; entries that older epochs write after it are void.
+    """A start or a tool takes over the location; entries that older epochs write after it do not count.
 
     A tool's claim carries its news: operators that get another name or end, and the checkpoint to go back to.
     """
