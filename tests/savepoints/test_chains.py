@@ -446,7 +446,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(8, 100))]
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(4, 60))]
 )
 def test_nothing_is_lost_whatever_tools_do_to_a_query_and_its_branches(tmp_path: Path, seed: int) -> None:
     family = Family(tmp_path, seed)
