@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
 from statelog.checkpoint.bases import BaseMap
@@ -313,8 +314,8 @@ class Inventory:
         self._grants: dict[str, Grants] = {}
         self._truncations: dict[str, Truncation] = {}
         self._active: Sequence[str] = ()
-        self._entry_bytes: dict[int, int] = {}
-        """Bytes of changes inside the entry of each batch, as far as known."""
+        self._log_bytes: dict[int, int] = {}
+        """Bytes of changes inside the entries up to each batch, as far as known, in order of the batches."""
         self._log_holder: tuple[str, int] | None = None
 
     def work_for(self, identities: Sequence[str]) -> None:
@@ -366,7 +367,9 @@ class Inventory:
                 self.retention.add(record.checkpoint)
                 self.retention.add_runs(record.added_runs)
         self.parent.open(self.query)
-        self._entry_bytes = {entry.batch: _inline_bytes(entry) for entry in self.query.entries}
+        sizes = [_inline_bytes(entry) for entry in self.query.entries]
+        batches = [entry.batch for entry in self.query.entries]
+        self._log_bytes = dict(zip(batches, accumulate(sizes), strict=True))
         min_age_s = self._options.orphan_min_age_s
         orphans = find_orphans(
             self._store,
@@ -390,7 +393,7 @@ class Inventory:
         the index.
         """
         replaced = self.query.add(entry, may_replace=self.gate.doubted > 1)
-        self._entry_bytes[entry.batch] = payload_bytes
+        self._log_bytes[entry.batch] = self._log_bytes.get(entry.batch - 1, 0) + payload_bytes
         for section in entry.sections:
             record = self.query.histories[section.identity].latest_record
             assert record is not None, "it was just added"
@@ -448,14 +451,15 @@ class Inventory:
 
         `most_bytes` gives an operator's limit.
         """
-        entries = self.query.entries
-        self._entry_bytes = {entry.batch: self._entry_bytes.get(entry.batch, 0) for entry in entries}
+        kept_from = self.query.entries[0].batch - 1
+        while (batch := next(iter(self._log_bytes))) < kept_from:
+            del self._log_bytes[batch]
         histories = self.query.histories
         needed = sorted((histories[one].needed_from(oldest), one) for one in self._active if one in histories)
         self._log_holder = None
         if len(needed) > 1:
             (first, identity), (second, _) = needed[:2]
-            held_bytes = sum(size for batch, size in self._entry_bytes.items() if first <= batch < second)
+            held_bytes = self._log_bytes.get(second - 1, 0) - self._log_bytes.get(first - 1, 0)
             if held_bytes > most_bytes(identity):
                 self._log_holder = identity, second
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
@@ -76,12 +78,9 @@ class Line:
 
     def at(self, batch: int) -> QueryCheckpoint | None:
         """The entry of a batch; None if there is none, or it is not known any more."""
-        first = self.entries[0].batch if self.entries else 0
-        found = self.entries[batch - first] if 0 <= batch - first < len(self.entries) else None
-        return found if found is not None and found.batch == batch else self._search(batch)
-
-    def _search(self, batch: int) -> QueryCheckpoint | None:
-        return next((entry for entry in self.entries if entry.batch == batch), None)
+        place = bisect_left(self.entries, batch, key=attrgetter("batch"))
+        found = self.entries[place] if place < len(self.entries) else None
+        return found if found is not None and found.batch == batch else None
 
     def has(self, batch: int, token: bytes, place: EntryPlace) -> bool:
         """Whether the entry of a batch with a token, at a place in the log, lies on the line."""
@@ -256,6 +255,8 @@ class QueryHistory:
     @property
     def ended(self) -> list[str]:
         """The identities that have ended and that entries still have sections of, sorted."""
+        if not self._ended:
+            return []
         mentioned = {section.identity for entry in self._line.entries for section in entry.sections}
         return sorted(self._ended & mentioned)
 
@@ -272,7 +273,10 @@ class QueryHistory:
             for identity, history in self._histories.items()
             if (start := history.log_start(oldest, batch, changes_from.get(identity))) is not None
         ]
-        starts += [entry.number for entry in self._line.entries if oldest <= entry.batch < batch]
+        first = self._line.entries[0].batch if self._line.entries else batch
+        kept = self._line.at(max(oldest, first))
+        if kept is not None and kept.batch < batch:
+            starts.append(kept.number)
         return min(starts, default=None)
 
     def settle(self, oldest: int) -> list[Record]:
@@ -296,7 +300,8 @@ class QueryHistory:
                 left += [run for base_range in ranges for run in base_range.runs]
         firsts = [batch for history in self._histories.values() if (batch := history.first_batch) is not None]
         first = min([oldest, *firsts])
-        self._line.entries = [entry for entry in self._line.entries if entry.batch >= first]
+        if self._line.entries and self._line.entries[0].batch < first:
+            self._line.entries = [entry for entry in self._line.entries if entry.batch >= first]
         return given_up, left
 
     def object_names(self) -> set[str]:
