@@ -1,19 +1,14 @@
-"""Names of folders: no two uids share one, and folders of older locations are used on."""
+"""Names of folders: no two uids share one."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
 import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from statelog.log.open import operator_folder
-from statelog.storage import LocalStore
-from statelog.storage.names import distinct_parts, former_name_part, name_part
-from tests.stored_query import StoredQuery
+from statelog.storage.names import distinct_parts, name_part
 
 NARROW = "a\N{NON-BREAKING HYPHEN}b"
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
@@ -50,7 +45,7 @@ def test_a_name_is_one_part_that_a_file_system_takes(text: str) -> None:
 
 @given(st.from_regex(r"[A-Za-z0-9_-]{1,200}", fullmatch=True))
 def test_plain_names_stay(text: str) -> None:
-    assert name_part(text) == text == former_name_part(text)
+    assert name_part(text) == text
 
 
 @given(st.sets(texts, max_size=8))
@@ -83,33 +78,3 @@ def test_names_stay_what_they_were() -> None:
         "b": "b",
         "\N{LATIN SMALL LETTER A WITH DIAERESIS}": "%C3%A4",
     }
-
-
-def test_the_folder_of_an_older_location_is_used_on(tmp_path: Path) -> None:
-    former = former_name_part(NARROW)
-    query = StoredQuery(tmp_path).run({NARROW: None}, range(2))
-    state = query.checkpoint / "statelog"
-    store = LocalStore(str(state))
-    assert former == name_part("a 11b")
-    (state / NARROW).rename(state / former)
-    assert operator_folder(store, NARROW) == former
-    # Another operator's folder is left to it.
-    assert operator_folder(store, "a 11b") == former
-    query.run({"a 11b": None}, range(2))
-    (state / former).rename(state / "gone")
-    (state / "a 11b").rename(state / former)
-    assert operator_folder(store, NARROW) == name_part(NARROW) != former
-
-
-def test_the_new_folder_counts_where_both_are(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path).run({NARROW: None}, range(2))
-    state = query.checkpoint / "statelog"
-    (state / NARROW).rename(state / former_name_part(NARROW))
-    query.run({NARROW: None}, range(2))
-    (state / NARROW).rename(state / name_part(NARROW))
-    assert operator_folder(LocalStore(str(state)), NARROW) == name_part(NARROW)
-
-
-@pytest.mark.parametrize("uid", [".", "..", "#" * 200, "\N{SNOWMAN}" * 200])
-def test_uids_that_no_older_location_could_hold(uid: str, tmp_path: Path) -> None:
-    assert operator_folder(LocalStore(str(tmp_path)), uid) == name_part(uid)
