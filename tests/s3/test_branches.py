@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import statelog
+from statelog.checkpoint.query_history import read_history
 from statelog.log.open import open_location
-from statelog.reading.source import read_history
 from statelog.storage.links import is_link
 from statelog.testing.clock import ManualClock
 from tests.cli.spark_files import write_spark_files
@@ -66,7 +66,7 @@ def require_state(story: Story, batch: int | None = None) -> None:
 
 
 def has_links(story: Story) -> bool:
-    return any(map(is_link, read_history(open_location(story.location), "op").object_names()))
+    return any(map(is_link, read_history(open_location(story.location)).object_names()))
 
 
 @pytest.mark.usefixtures("buckets")
