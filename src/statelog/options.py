@@ -67,8 +67,9 @@ class Options:
 
     Some options are the query's, because the query has one log and one place of state: ``file_merging``,
     ``max_file_bytes``, ``max_space_amplification``, ``retained_checkpoints``, ``retained_s``, ``inline_budget_bytes``,
-    ``log_min_age_s``, ``orphan_min_age_s``, ``driver_timeout_s``, ``heartbeat_s`` and ``placement``. They must be equal
-    in all operators of a query; a start with different values is refused. The others are each operator's own.
+    ``log_min_age_s``, ``orphan_min_age_s``, ``upload_attempts``, ``upload_timeout_s``, ``upload_retry_delay_s``,
+    ``driver_timeout_s``, ``heartbeat_s`` and ``placement``. They must be equal in all operators of a query; a start
+    with different values is refused. The others are each operator's own.
 
     Parameters
     ----------
