@@ -118,6 +118,24 @@ def test_a_rewind_computes_the_batch_again(spark: SparkSession, tmp_path: Path) 
     assert first.rows[2] != second.rows[2]
 
 
+def test_after_a_rewind_a_batch_that_is_repeated_again_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """What the rewind took back is not handed out, and what came in its place is."""
+    job = Job(tmp_path).add(make_orders(3, seed=82))
+    set_salt(job, 7)
+    run(job, salted(job, spark, 2), Deliveries())
+    assert statelog.rewind(job.checkpoint, to=1).taken_back == [2]
+    set_salt(job, 1000)
+    second = Deliveries(fails_after=2)
+    with pytest.raises(StreamingQueryException, match="the sink is gone"):
+        run(job, salted(job, spark, 2), second)
+    set_salt(job, 5000)
+    third = Deliveries()
+    run(job, salted(job, spark, 3), third)
+
+    expected = totals(job.batches_of_spark(), {0: 7, 1: 7, 2: 1000})
+    assert second.rows[2] == third.rows[2] == [expected[2]]
+
+
 def test_stored_rows_have_the_types_and_names_of_the_output(spark: SparkSession, tmp_path: Path) -> None:
     """They can be evaluated more than once; a batch may have none."""
     job = Job(tmp_path).add(make_orders(3, seed=83))
