@@ -16,7 +16,7 @@ from statelog.convert.codecs import RowCodecs, recorded_settings
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, StateMissingError
 from statelog.log.entry import Fence, QueryCheckpoint
-from statelog.log.open import RUNS_FOLDER, open_location, open_log
+from statelog.log.open import RUNS_FOLDER, new_identity, open_location, open_log
 from statelog.log.references import StoredRun
 from statelog.options import Options
 from statelog.reading.manifest import SavedOperator, SavedState
@@ -188,7 +188,9 @@ def _store(read: SparkState, operator: SparkOperator, uid: str, offsets: BatchOf
         settings=dict(recorded_settings(operator.time_mode, RowCodecs())),
     )
     parts = distinct_parts(schema.name for schema in schemas)
-    section = first_section(saved, target)
+    # The same for a repetition, which so writes the files anew that an interrupted migration has left.
+    identity = new_identity(uid, uuid.UUID(target.query_id).bytes)
+    section = replace(first_section(saved, target), identity=identity)
     with new_log(target) as log:
         place = RunsPlace(target.location, f"{section.identity}/{RUNS_FOLDER}/{log.epoch}", target.options.codec)
         runs: dict[int, list[StoredRun]] = {}

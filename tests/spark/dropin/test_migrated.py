@@ -300,7 +300,7 @@ def test_a_migration_that_dies_at_any_write_is_repeated(
             except Killed:
                 assert plan.is_dead
     written = {(operation, name.split("/")[0]) for operation, name, _ in known}
-    assert written >= {("put_if_absent", "main"), ("append", "main")}
+    assert written >= {("put_if_absent", "log"), ("append", "log")}
     assert written >= {("put", name) for name in ("sources", "offsets", "commits", "metadata")}
     require_same(stopped.later, stopped.go_on(session, target.name))
 
@@ -317,10 +317,14 @@ def _once(plan: Callable[..., SparkOperator]) -> Callable[..., SparkOperator]:
 
 
 def test_a_failure_of_the_tasks_is_told_and_repeated_on_the_command_line(
-    session: SparkSession, stopped: Stopped, capsys: pytest.CaptureFixture[str]
+    session: SparkSession,
+    stopped: Stopped,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = stopped.folder / "command"
-    runs = target / "statelog" / "main" / "runs"
+    monkeypatch.setattr(migrate, "new_identity", lambda uid, token: f"{uid}-0")
+    runs = target / "statelog" / "main-0" / "runs"
     runs.parent.mkdir(parents=True)
     runs.write_bytes(b"a file in the place of a folder")
     assert main(["migrate", str(stopped.kept), str(target)]) == 1
