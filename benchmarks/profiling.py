@@ -16,7 +16,7 @@ def seconds_by_module(profile: Profile) -> dict[str, float]:
     """The seconds that a profile has of each module's own code; a function in C counts for those that call it."""
     names = {getattr(module, "__file__", None): name for name, module in list(sys.modules.items())}
     found: defaultdict[str, float] = defaultdict(float)
-    functions = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    functions = pstats.Stats(profile).stats  # type: ignore[attr-defined]  # missing from the type stubs
     for (file, _, _), (_, _, own_s, _, callers) in functions.items():
         if file != _BUILT_IN:
             found[names.get(file, file)] += own_s

@@ -18,7 +18,7 @@ class Action:
     """What one action of a micro-batch runs."""
 
     targets: list[str]
-    """The operators whose output it asks for."""
+    """The operators that it reads from."""
     is_cut: bool = False
     """Whether it reads only some partitions of that output."""
 

@@ -42,7 +42,7 @@ Call = Callable[[TaskRequest, bytes], Reply]
 
 @dataclass
 class NextAppend:
-    """What happens at the next write to a log: somebody acts while it is under way, or it fails, or both."""
+    """What happens during the next append to a log: a concurrent action, a failure, or both."""
 
     meanwhile: Callable[[], None] | None = None
     fails: str = ""

@@ -75,7 +75,7 @@ class Operator(Protocol):
         ...
 
     def stored(self, location: str, batch: int) -> State:
-        """The state in a checkpoint, as anybody reads it who has access to the files."""
+        """The state in a checkpoint, read from the files alone."""
         ...
 
 
@@ -198,10 +198,10 @@ def operator_of(uid: str) -> Operator:
 
 @dataclass(frozen=True)
 class Graph:
-    """The operators of a query, each behind those whose output it reads."""
+    """The operators of a query in topological order."""
 
     inputs: Mapping[str, tuple[str, ...]]
-    """Whose output an operator reads, in order; nobody's for one that reads a source."""
+    """The operators upstream of an operator, in order; none if it reads a source."""
 
     @property
     def uids(self) -> list[str]:
@@ -210,7 +210,7 @@ class Graph:
 
     @property
     def ends(self) -> list[str]:
-        """The operators whose output goes to the sink."""
+        """The operators that write to the sink."""
         read = {uid for inputs in self.inputs.values() for uid in inputs}
         return [uid for uid in self.inputs if uid not in read]
 

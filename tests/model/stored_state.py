@@ -1,4 +1,4 @@
-"""The state of ``keyed_commands`` as anybody reads it who has access to the files."""
+"""The state of ``keyed_commands`` read from the files alone."""
 
 from __future__ import annotations
 

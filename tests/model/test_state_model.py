@@ -350,7 +350,7 @@ class StateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.harness.batchId > self.begins_after)
     @rule()
     def read_from_outside(self) -> None:
-        """The newest checkpoint, as anybody reads it who has access to the files."""
+        """The newest checkpoint, read from the files alone."""
         found = stored_state(parts_of(self.harness).query.location)
         nothing = nothing_stored()
         assert set(found) <= set(self.model.keys)

@@ -171,7 +171,7 @@ class Branch:
     # ---- From outside ----
 
     def read(self, uid: str, at: str | None = None) -> State:
-        """An operator's state, as anybody reads it."""
+        """An operator's state, read from the files alone."""
         is_keyed, found = uid.startswith("k"), dict[Any, list[str]]()
         table = statelog.read_state(self.location, uid, state="list" if is_keyed else "words", at=at).read_all()
         for row in table.to_pylist():
@@ -388,7 +388,7 @@ class Family:
         (Path(query.location) / self.random.choice(own)).write_bytes(b"damaged")
         done = statelog.fall_back(query.checkpoint)
         if not done.damages:
-            return "fall_back from nothing"  # the object has no rows, and nobody reads it
+            return "fall_back from nothing"  # an object without rows is never read
         assert done.next_batch == query.last
         self._went_back(query, query.last - 1)
         return f"fall_back {query.last}"
@@ -411,7 +411,7 @@ class Family:
         return f"unpin {name}"
 
     def gc(self, query: Branch) -> str:
-        """Delete what nobody needs, with the pins of branches that are gone."""
+        """Collect garbage and release the pins of deleted branches."""
         statelog.delete_orphans(query.location, min_age_s=0, release=True, clock=ManualClock(2e10))
         here = {branch.location for branch in self.branches}
         assert {pin.branch for pin in query.stored_pins.values()} <= {"", *here}

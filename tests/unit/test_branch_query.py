@@ -217,7 +217,7 @@ def test_a_location_with_state_is_refused_and_stays_as_it_is(tmp_path: Path) -> 
 def test_a_branch_that_is_not_finished_is_none_or_names_its_parent(
     tmp_path: Path, when: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise nobody would know that it relies on the pin. One without a checkpoint can be made again."""
+    """Nothing else would record that the branch relies on the pin; without a checkpoint it can be made again."""
     query, outcomes = parents_log().query(), []
     for number in itertools.count(1):
         location = tmp_path / str(number)

@@ -1,4 +1,4 @@
-"""The coordinator of a query of several operators: one entry for all, who waits for it, and who for nobody.
+"""The coordinator of a query of several operators: one entry for all, and which calls wait for it.
 
 Nothing is processed here: tests begin and ack for the subtasks.
 """
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -338,8 +339,8 @@ def test_no_task_of_an_earlier_operator_waits(tmp_path: Path, uids: Sequence[str
     query.gate.shut()
     try:
         for uid, subtask in list(itertools.product(uids, range(2)))[:-1]:
-            answered(pool, lambda uid=uid, subtask=subtask: query.begin(uid, 0, subtask))  # type: ignore[misc]
-            answered(pool, lambda uid=uid, subtask=subtask: query.ack(uid, 0, b"x", subtask))  # type: ignore[misc]
+            answered(pool, partial(query.begin, uid, 0, subtask))
+            answered(pool, partial(query.ack, uid, 0, b"x", subtask))
         assert query.gate.appends == 0
     finally:
         query.gate.open()

@@ -130,7 +130,7 @@ class Story:
     # ---- Entries ----
 
     def run(self) -> None:
-        """Write the entry of the next batch; sometimes nobody knows whether it was written, or another one follows."""
+        """Write the entry of the next batch; sometimes its outcome is unknown, or another entry follows."""
         batch = self.next_batch
         while self.rng.random() < 0.15:
             self.append(batch, is_lost=True)
