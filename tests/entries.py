@@ -12,6 +12,21 @@ from statelog.log.entry import Checkpoint, Claim, Entry, QueryCheckpoint
 from statelog.log.references import SegmentRef
 
 
+def checkpoint_of(batch: int, segments: Iterable[SegmentRef] = (), **values: Any) -> Checkpoint:
+    """A checkpoint of the keyed operator "op" with one subtask; `values` are other fields of :class:`Checkpoint`."""
+    usual: dict[str, Any] = {
+        "identity": "",
+        "uid": "op",
+        "parallelism": 1,
+        "key_schema": b"keys",
+        "states": [],
+        "epoch": 1,
+        "query_id": "query",
+        "run_id": "run",
+    }
+    return Checkpoint(batch=batch, segments=list(segments), **usual | values)
+
+
 def entry_of(*checkpoints: Checkpoint, **values: Any) -> QueryCheckpoint:
     """The entry with a section for each checkpoint, which have all else in common; its id is its token.
 

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from statelog.checkpoint import query_start
+from statelog.checkpoint import coordinator
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import AcceptedAck, Batch, OperatorBatch
 from statelog.checkpoint.coordinator import Coordinator
@@ -165,7 +165,7 @@ def _admit_any(query: QueryHistory, roster: Sequence[OperatorConfig], *_: object
 
 def incomplete_batches_are_passed_over() -> AbstractContextManager[object]:
     """A start goes on although the checkpoint before its first batch is missing."""
-    return patch.object(query_start, "admit", _admit_any)
+    return patch.object(coordinator, "admit", _admit_any)
 
 
 PLANTS: Final[Mapping[str, Plant]] = {

@@ -17,7 +17,7 @@ from statelog.log.references import Base, BaseRange, Level
 from statelog.operators.unkeyed.states import OperatorStateDescriptor, OperatorStateMode
 from statelog.runs.key_groups import hash_range
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
-from tests.entries import entry_of, query_of
+from tests.entries import checkpoint_of, entry_of, query_of
 
 
 def keyed_by(**fields: pa.DataType) -> bytes:
@@ -28,8 +28,8 @@ RUN = OperatorConfig("query", "run-2", "op", 1, keyed_by(k=pa.int64()), [])
 
 
 def checkpoint(batch: int, **changes: object) -> Checkpoint:
-    made = Checkpoint(1, batch, 0, "query", "run-1", "op", 1, [], RUN.key_schema, [], 0, 0, b"%d" % batch)
-    return structs.replace(made, begins=batch == 0, identity="op-1", **changes)
+    usual: dict[str, Any] = {"run_id": "run-1", "key_schema": RUN.key_schema, "token": b"%d" % batch}
+    return checkpoint_of(batch, **usual | {"begins": batch == 0, "identity": "op-1"} | changes)
 
 
 def history(*batches: int, **changes: object) -> QueryHistory:

@@ -18,6 +18,7 @@ from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.runs.schema import StateSchema, encode_schema
 from tests.acks import make_ack
+from tests.entries import checkpoint_of
 
 NUMBER, PAIR = (
     encode_schema(pa.schema([(name, pa.int64()) for name in names])) for names in (["number"], ["number", "other"])
@@ -63,7 +64,7 @@ def placed(subtask: int, offset: int, length: int, name: str = "", checksum: byt
 
 
 def checkpoint(*states: StateSchema, **more: Any) -> Checkpoint:
-    return Checkpoint(1, 4, 0, "query", "run", "op", 2, [], b"keys", list(states), 0, 0, b"", **more)
+    return checkpoint_of(4, parallelism=2, states=list(states), **more)
 
 
 # ---- Where the results lie ----

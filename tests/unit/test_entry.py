@@ -23,13 +23,13 @@ from statelog.log.entry import (
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
 from statelog.runs.schema import StateSchema
-from tests.entries import entry_of
+from tests.entries import checkpoint_of, entry_of
 
 WHOLE = hash_range(0, 1)
 
 
 def checkpoint(parallelism: int, *segments: SegmentRef) -> Checkpoint:
-    return Checkpoint(1, 0, 0, "query", "run", "op", parallelism, list(segments), b"keys", [], 0, 0, b"")
+    return checkpoint_of(0, segments, parallelism=parallelism)
 
 
 def of_subtasks(*subtasks: int) -> list[SegmentRef]:

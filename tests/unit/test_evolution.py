@@ -28,7 +28,7 @@ from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
 from tests.contract.table_contract import make_keys
-from tests.entries import query_of
+from tests.entries import checkpoint_of, query_of
 
 I8, I16, I32, I64, F32, F64 = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()
 TEXT, BYTES = pa.string(), pa.binary()
@@ -137,22 +137,8 @@ def test_fields_of_one_name_are_refused_once_something_changes() -> None:
 
 
 def checkpoint(batch: int, state: StateDescriptor) -> Checkpoint:
-    return Checkpoint(
-        epoch=1,
-        batch=batch,
-        revision=0,
-        query_id="q",
-        run_id="r",
-        uid="op",
-        parallelism=1,
-        segments=[],
-        key_schema=b"key",
-        states=[state.to_stored()],
-        batch_time_ms=0,
-        watermark_ms=0,
-        token=b"",
-        begins=batch == 0,
-        identity="op-1",
+    return checkpoint_of(
+        batch, query_id="q", key_schema=b"key", states=[state.to_stored()], begins=batch == 0, identity="op-1"
     )
 
 

@@ -13,7 +13,7 @@ from statelog.log.entry import INITIAL_BATCH, Checkpoint, encode_frame
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import KEY_GROUPS, hash_range
-from tests.entries import entry_of
+from tests.entries import checkpoint_of, entry_of
 
 
 def segment(subtask: int, name: str = "log/1", offset: int = 0, length: int = 10) -> SegmentRef:
@@ -22,8 +22,7 @@ def segment(subtask: int, name: str = "log/1", offset: int = 0, length: int = 10
 
 def checkpoint(batch: int, *segments: SegmentRef, parallelism: int = 1, number: int = 0) -> Checkpoint:
     """A checkpoint of an operator whose state begins with batch 0."""
-    made = Checkpoint(1, batch, 0, "query", "run", "op", parallelism, list(segments), b"keys", [], 0, 0, b"")
-    return replace(made, number=number, begins=batch == 0)
+    return checkpoint_of(batch, segments, parallelism=parallelism, number=number, begins=batch == 0)
 
 
 def base(through: int, subtask: int = 0, parallelism: int = 1) -> Base:

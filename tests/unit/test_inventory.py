@@ -26,7 +26,7 @@ from statelog.storage.links import LinkedStore, link
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.clock import ManualClock
 from tests.contract.log_contract import make_claim
-from tests.entries import entry_of, query_of, segments_in
+from tests.entries import checkpoint_of, entry_of, query_of, segments_in
 
 NOW_S = 10_000
 IDENTITY, OTHER = "op-1", "other-2"
@@ -76,10 +76,15 @@ def keyed(
     batch: int, *levels: Level, log_start: int = 0, retained_from: int = -1, identity: str = IDENTITY
 ) -> Checkpoint:
     """A checkpoint without changes of its own, from which on some materialized state counts."""
-    made = Checkpoint(1, batch, 0, "query", "run", identity, 1, [], b"keys", [], 0, 0, b"%d" % batch)
-    bases = [Base(0, 1, list(levels))] if levels else []
-    return replace(
-        made, bases=bases, log_start=log_start, retained_from=retained_from, begins=batch == 0, identity=identity
+    return checkpoint_of(
+        batch,
+        bases=[Base(0, 1, list(levels))] if levels else [],
+        log_start=log_start,
+        retained_from=retained_from,
+        begins=batch == 0,
+        identity=identity,
+        uid=identity,
+        token=b"%d" % batch,
     )
 
 
@@ -188,7 +193,7 @@ def test_a_log_file_is_emptied_of_the_snapshots_that_keep_it(tmp_path: Path) -> 
     made, log = opened(tmp_path), claimed_log(tmp_path)
     kept, large, small = bytes(10), bytes(1000), bytes(10)
     first = [SegmentRef(0, 0, b"kept", 0, 10, 1, 1), SegmentRef(1, 1, b"large", 10, 1000, 1, 1)]
-    whole = Checkpoint(1, 0, 0, "query", "run", "op", 2, first, b"", [], 0, 0, b"", log_start=2, retained_from=-1)
+    whole = checkpoint_of(0, first, parallelism=2, key_schema=b"", log_start=2)
     before = log.append(entry_of(whole), [kept, large])
     made.add(before, {}, 0)
     second = [segments_in(before)[0], SegmentRef(1, 1, b"small", 0, 10, 1, 1)]

@@ -19,6 +19,7 @@ from statelog.metrics import CheckpointMetrics, HotKey, HotKeyGroup, Recorded, S
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, encode_schema
 from tests.acks import make_ack
+from tests.entries import checkpoint_of
 
 KEY = pa.schema([("id", pa.int64())])
 
@@ -52,12 +53,14 @@ def level(length: int) -> Level:
 
 
 def _entry(states: list[StateSchema] | None = None) -> Checkpoint:
-    return Checkpoint(1, 5, 0, "query", "run", "op", 2, [], encode_schema(KEY), states or [], 9000, 8000, b"")
+    return checkpoint_of(
+        5, parallelism=2, key_schema=encode_schema(KEY), states=states or [], batch_time_ms=9000, watermark_ms=8000
+    )
 
 
 def test_the_metrics_of_a_checkpoint_are_those_of_all_its_subtasks() -> None:
     bases = [Base(0, 3, [level(1000), level(10), level(20)]), Base(2, 3, [level(7)])]
-    entry = Checkpoint(1, 5, 2, "query", "run", "op", 3, [], b"keys", [], 9000, 8000, b"", bases=bases)
+    entry = checkpoint_of(5, revision=2, parallelism=3, batch_time_ms=9000, watermark_ms=8000, bases=bases)
     parts = [SegmentRef(1, 1, b"", 0, 100, 5, 0, "op/changes/0"), SegmentRef(1, 1, b"", 0, 200, 6, 0, "op/changes/1")]
     taken = [
         ack(0, length=30, rows=3, input_rows=50, late_rows=1, subtask_s=0.5, restore_s=2.0, restored_bytes=40),

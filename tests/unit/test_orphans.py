@@ -16,7 +16,7 @@ from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
-from tests.entries import entry_of, query_of
+from tests.entries import checkpoint_of, entry_of, query_of
 
 NOW_S = 10_000
 MIN_AGE_S = 60.0
@@ -26,8 +26,8 @@ IDENTITY = "op-1"
 
 def checkpoint(batch: int, name: str = "", *, base: Base | None = None) -> Checkpoint:
     segment = SegmentRef(0, 0, b"c", 0, 1, 1, 1, name)
-    before = Checkpoint(1, batch, 0, "query", "run", "op", 1, [segment], b"keys", [], 0, 0, b"")
-    return structs.replace(before, bases=[] if base is None else [base], begins=batch == 0, identity=IDENTITY)
+    bases = [] if base is None else [base]
+    return checkpoint_of(batch, [segment], bases=bases, begins=batch == 0, identity=IDENTITY)
 
 
 def base(through: int, name: str) -> Base:

@@ -13,6 +13,7 @@ from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.runs.schema import StateSchema
+from tests.entries import checkpoint_of
 
 LIST, UNION, BROADCAST = OperatorStateMode.LIST, OperatorStateMode.UNION, OperatorStateMode.BROADCAST
 
@@ -138,20 +139,13 @@ def test_example_of_four_partitions() -> None:
 
 
 def checkpoint(case: Case) -> Checkpoint:
-    return Checkpoint(
-        epoch=1,
-        batch=7,
-        revision=0,
-        query_id="query",
-        run_id="run",
-        uid="op",
-        parallelism=len(case.counts),
-        segments=[SegmentRef(i, 0, bytes([i]), 0, 1, 0, 0, f"object-{i}") for i in range(len(case.counts))],
+    count = len(case.counts)
+    return checkpoint_of(
+        7,
+        [SegmentRef(i, 0, bytes([i]), 0, 1, 0, 0, f"object-{i}") for i in range(count)],
+        parallelism=count,
         key_schema=b"",
         states=[StateSchema(f"s{i}", str(mode), b"", b"") for i, mode in enumerate(case.modes)],
-        batch_time_ms=0,
-        watermark_ms=0,
-        token=b"",
         element_counts=case.counts,
     )
 

@@ -22,7 +22,7 @@ from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.acks import make_ack
 from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
-from tests.entries import segments_in
+from tests.entries import checkpoint_of, segments_in
 from tests.model.operator_engine import OperatorEngine
 
 MERGING = ["across", "within", "off"]
@@ -41,7 +41,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def checkpoint(batch: int, *places: tuple[str, int, int]) -> Checkpoint:
     """A checkpoint of operator state with segments at (file, offset, length)."""
     segments = [SegmentRef(i, i, b"", offset, length, 1, 1, name) for i, (name, offset, length) in enumerate(places)]
-    return Checkpoint(1, batch, 0, "query", "run", "uid", len(places), segments, b"", [], 0, 0, b"")
+    return checkpoint_of(batch, segments, parallelism=len(places), key_schema=b"")
 
 
 def test_a_file_goes_with_the_last_segment_that_is_named() -> None:

@@ -36,6 +36,7 @@ from statelog.testing import Harness
 from statelog.testing.arguments import read_schema
 from statelog.testing.clock import ManualClock
 from statelog.windows.build import WindowDefinition, WindowPlan
+from tests.entries import checkpoint_of
 from tests.model.test_aggregates_model import planned
 from tests.model.windows_model import INPUT, KINDS, instant, window_harness, window_operator
 
@@ -43,22 +44,7 @@ from tests.model.windows_model import INPUT, KINDS, instant, window_harness, win
 def checkpoint(
     watermark_ms: int = NO_TIME_MS, states: tuple[StateSchema, ...] = (), /, **settings: int | str
 ) -> Checkpoint:
-    return Checkpoint(
-        epoch=1,
-        batch=0,
-        revision=0,
-        query_id="q",
-        run_id="r",
-        uid="op",
-        parallelism=1,
-        segments=[],
-        key_schema=b"key",
-        states=list(states),
-        batch_time_ms=0,
-        watermark_ms=watermark_ms,
-        token=b"",
-        settings=settings,
-    )
+    return checkpoint_of(0, states=list(states), watermark_ms=watermark_ms, settings=settings)
 
 
 def state(name: str, expires_by: str) -> StateSchema:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.garbage import Truncation
 from statelog.checkpoint.history import Record
-from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
+from tests.entries import checkpoint_of
 
 
 def base(subtask: int, parallelism: int, through: int, runs: int = 1) -> Base:
@@ -30,8 +29,7 @@ def cover_of(*bases: Base) -> BaseMap:
 
 
 def record(batch: int, base_map: BaseMap | None, *segments: SegmentRef) -> Record:
-    entry = Checkpoint(1, batch, 0, "query", "run", "op", 1, [], b"keys", [], 0, 0, b"")
-    return Record(replace(entry, segments=list(segments)), base_map, 0, [], [], 0)
+    return Record(checkpoint_of(batch, segments), base_map, 0, [], [], 0)
 
 
 def grown(size_bytes: int = 1 << 20) -> Truncation:

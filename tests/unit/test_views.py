@@ -18,6 +18,7 @@ from statelog.log.references import Base, Level, SegmentRef
 from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS
 from tests.acks import make_ack
+from tests.entries import checkpoint_of
 
 KEYED = OperatorConfig("query", "run", "op", 2, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
@@ -32,10 +33,8 @@ def segment(batch: int, subtask: int) -> SegmentRef:
 def checkpoint(batch: int, run: OperatorConfig = KEYED) -> Checkpoint:
     segments = [segment(batch, subtask) for subtask in range(2)]
     counts: list[list[int]] = [] if run.has_keys else [[], []]
-    return Checkpoint(
-        *(1, batch, 0, "query", "run", "op", 2, segments, run.key_schema, [], 0, 0, b""),
-        element_counts=counts,
-        begins=batch == 0,
+    return checkpoint_of(
+        batch, segments, parallelism=2, key_schema=run.key_schema, element_counts=counts, begins=batch == 0
     )
 
 

@@ -59,6 +59,8 @@ class ActiveOperator:
         self._inventory = inventory
         self._clock = clock
         self._number = first_batch
+        self._before = before
+        """The checkpoint before the batch in progress; None if the operator begins with that batch."""
         self._spark_watermark_ms = NO_TIME_MS
         options = config.options
         self._seed = _seed(config, identity, first_batch - 1, given)
@@ -84,11 +86,6 @@ class ActiveOperator:
             return self._seed
         return self._inventory.query.histories.get(self.identity, self._seed)
 
-    @property
-    def before(self) -> Checkpoint | None:
-        """The checkpoint before the batch in progress; None if the operator begins with that batch."""
-        return None if self._number == self.begins_at else self._history().at(self._number - 1)
-
     def report_restore(self, first_batch: int, entries: int, log_s: float) -> None:
         """Report to the observer that the start has read the log: `entries` of them in `log_s` seconds."""
         run = self.config
@@ -105,8 +102,9 @@ class ActiveOperator:
             self._views = self._views.after(last)
             self._remove_initial_rows()
         self._number, self._spark_watermark_ms = number, time.watermark_ms
+        self._before = None if number == self.begins_at else self._history().at(number - 1)
         batch = OperatorBatch(
-            number, time.with_watermark_of(self.config.watermark, self.before), self.config.parallelism
+            number, time.with_watermark_of(self.config.watermark, self._before), self.config.parallelism
         )
         if last is not None:
             self._inventory.remove_lost(self.identity, last.number, last.lost, self.policy.certain(last.lost))
@@ -142,7 +140,7 @@ class ActiveOperator:
 
     def view(self, subtask: int) -> View:
         """The state that a subtask starts the batch from."""
-        before = self.before
+        before = self._before
         return View(
             identity=self.identity,
             genesis=self._views.genesis_digests[subtask],
@@ -255,7 +253,7 @@ class ActiveOperator:
             self.config,
             self.identity,
             acks,
-            self.before,
+            self._before,
             watermark_ms=None if batch.time.watermark_ms == self._spark_watermark_ms else batch.time.watermark_ms,
             generations=self._generations,
             base_ranges=self._given if begins else base_ranges,
@@ -264,8 +262,10 @@ class ActiveOperator:
             offset=offset,
         )
 
-    def committed(self, batch: OperatorBatch, acks: Sequence[AcceptedAck], durable: Checkpoint) -> None:
-        """Note that a checkpoint of these acks is durable."""
+    def committed(self, batch: OperatorBatch, acks: Sequence[AcceptedAck]) -> None:
+        """Note that the query's newest checkpoint is of these acks, and durable."""
+        durable = self._inventory.query.histories[self.identity].latest
+        assert durable is not None, "it was added"
         batch.durable = durable
         for accepted, stored in zip(acks, durable.by_subtask(), strict=True):
             accepted.stored, accepted.is_stored = stored, True
@@ -319,22 +319,17 @@ def _seed(config: OperatorConfig, identity: str, batch: int, given: Sequence[Bas
     return History(
         [
             Checkpoint(
-                epoch=0,
-                batch=batch,
-                revision=0,
-                query_id=config.query_id,
-                run_id=config.run_id,
+                identity=identity,
                 uid=config.uid,
                 parallelism=config.parallelism,
                 segments=[],
                 key_schema=config.key_schema,
                 states=config.states,
-                batch_time_ms=0,
-                watermark_ms=0,
-                token=b"",
                 base_ranges=list(given),
                 begins=True,
-                identity=identity,
+                batch=batch,
+                query_id=config.query_id,
+                run_id=config.run_id,
                 retained_from=batch,
             )
         ]

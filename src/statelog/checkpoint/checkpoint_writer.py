@@ -11,7 +11,7 @@ from statelog.checkpoint.commit import compose_entry, rewrite_snapshots
 from statelog.checkpoint.garbage import Inventory
 from statelog.clock import Clock
 from statelog.errors import FencedError
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, QueryCheckpoint, Section
+from statelog.log.entry import INITIAL_BATCH, QueryCheckpoint, Section
 from statelog.log.numbered import NumberedLog
 from statelog.metrics import Measurements, Recorded, Step
 from statelog.options import Options
@@ -138,8 +138,7 @@ class CheckpointWriter:
             self._retained_from = oldest
             inventory.add(durable, repeated, offset)
             for section in durable.sections:
-                own = batch.operators[section.uid]
-                self._operators[section.uid].committed(own, acks[section.uid], Checkpoint.of(durable, section))
+                self._operators[section.uid].committed(batch.operators[section.uid], acks[section.uid])
         durable_s = self._clock.monotonic_s()
         self._report(Step.DURABLE, batch)
         self._measure(batch, durable, acks, last, received_s, durable_s, self._log.files_made - files_before)

@@ -14,6 +14,7 @@ from msgspec import structs
 from statelog.checkpoint.active_operator import ActiveOperator
 from statelog.checkpoint.admission import (
     OperatorConfig,
+    admit,
     foreign_task,
     incomplete_batch,
     require_distinct,
@@ -40,13 +41,14 @@ from statelog.checkpoint.protocol import (
     Witness,
 )
 from statelog.checkpoint.query_history import QueryHistory
-from statelog.checkpoint.query_start import QueryStart
+from statelog.checkpoint.views import given_base
 from statelog.clock import Clock
-from statelog.errors import StatelogError, StorageError
+from statelog.errors import FencedError, StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.log.entry import Checkpoint, Claim, Entry, QueryCheckpoint
 from statelog.log.numbered import NumberedLog
-from statelog.log.references import StoredRun
+from statelog.log.open import new_identity
+from statelog.log.references import BaseRange, StoredRun
 from statelog.log_fields import get_logger
 from statelog.metrics import Measurements, Recorded
 from statelog.options import Options
@@ -97,17 +99,8 @@ class Coordinator:
         self._measurements = measurements
         self._inventory = Inventory(store, location, options, clock, deletes_in_background=deletes_in_background)
         self._subtasks = sum(config.parallelism for config in roster)
-        self._start = QueryStart(
-            self._roster,
-            location,
-            batch_time=batch_time,
-            new_token=new_token,
-            inventory=self._inventory,
-            clock=clock,
-            slots=slots,
-            merge_policy=merge_policy,
-            inline_bytes=self._options.inline_bytes(self._subtasks),
-        )
+        self._slots = slots
+        self._merge_policy = merge_policy
         self._stores_output = any(config.stores_output for config in roster)
         self._operators: dict[str, ActiveOperator] = {}
         self._epoch = 0
@@ -149,7 +142,7 @@ class Coordinator:
 
     def beginning(self, first_batch: int) -> set[str]:
         """The operators that begin their state with this batch if :meth:`open` comes next; raises as :func:`admit`."""
-        known = self._start.admit(QueryHistory(self._log.read()), first_batch)
+        known = self._admit(QueryHistory(self._log.read()), first_batch)
         return {config.uid for config in self._roster} - known.keys()
 
     def open(
@@ -172,7 +165,7 @@ class Coordinator:
         started_s = self._clock.monotonic_s()
         # A start that may not use the location must not fence off the one that owns it: look before claiming.
         history = QueryHistory(self._log.read())
-        self._start.admit(history, first_batch)
+        self._admit(history, first_batch)
         before = history.at(first_batch - 1)
         follows = b"" if before is None else before.id
         entries = self._claim(follows if keeps is None else None)
@@ -185,18 +178,15 @@ class Coordinator:
             else:
                 entries = self._claim(follows)
         history = QueryHistory(entries)
-        known = self._start.admit(history, first_batch)
+        known = self._admit(history, first_batch)
         names = [run.name for of in (given or {}).values() for runs in of.values() for run in runs]
         self._inventory.open(entries, self._epoch, self._roster[0].run_id, self._clock, names)
         self._inventory.points.open(self.history, first_batch)
         self._writer.begin(self._epoch, self.history.retained_from if known else first_batch - 1)
         for config in self._roster:
-            self._operators[config.uid] = (
-                self._start.go_on(config, known[config.uid], first_batch)
-                if config.uid in known
-                else self._start.begin(
-                    config, (identities or {}).get(config.uid), first_batch, (given or {}).get(config.uid, {})
-                )
+            uid = config.uid
+            self._operators[uid] = self._active(
+                config, first_batch, known.get(uid), (identities or {}).get(uid), (given or {}).get(uid, {})
             )
         self._inventory.work_for([operator.identity for operator in self._operators.values()])
         for uid, objects in (initial_rows or {}).items():
@@ -206,6 +196,51 @@ class Coordinator:
         read = sum(entry.epoch < self._epoch for entry in entries)
         for operator in self._operators.values():
             operator.report_restore(first_batch, read, log_s)
+
+    def _admit(self, history: QueryHistory, first_batch: int) -> dict[str, str]:
+        """Check that the start may use the log; see :func:`admit`."""
+        try:
+            time_ms = None if first_batch == 0 else self._batch_time(first_batch - 1).time_ms
+        except FencedError:
+            time_ms = None  # Spark has forgotten it
+        return admit(history, self._roster, first_batch, time_ms, self._location)
+
+    def _active(
+        self,
+        config: OperatorConfig,
+        first_batch: int,
+        known: str | None,
+        made: str | None,
+        given: Mapping[int, Sequence[StoredRun]],
+    ) -> ActiveOperator:
+        """An operator that goes on with the state of identity `known`; if that is None, it begins with the first batch.
+
+        It then begins anew whenever that batch is repeated: as identity `made` if there is one, and with the
+        materialized state `given` by subtask.
+        """
+        identity = known or made or new_identity(config.uid, self._new_token())
+        before_batch = first_batch - 1
+        base: list[BaseRange] | None = None
+        if known is None and config.has_keys and given:
+            base = given_base(identity, config.parallelism, before_batch, given)
+        operator = ActiveOperator(
+            config,
+            identity,
+            None if known is None else self.history.histories[known].at(before_batch),
+            name=f"operator '{config.uid}' at {self._location}",
+            first_batch=first_batch,
+            begins_at=first_batch if known is None else None,
+            given=base,
+            inventory=self._inventory,
+            clock=self._clock,
+            slots=self._slots,
+            merge_policy=self._merge_policy,
+            inline_bytes=self._options.inline_bytes(self._subtasks),
+        )
+        if known is None and first_batch > 0:
+            state = "with the state of its initialTables" if base else "empty"
+            _log.info("%s: it is new in the query as of batch %d, and starts %s", operator.name, first_batch, state)
+        return operator
 
     def _claim(self, follows: bytes | None) -> list[Entry]:
         """Claim the log; return its entries. `follows` is the checkpoint to which the query goes back, see Claim."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 import xxhash
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
 from statelog.log.references import Base, BaseRange, SegmentRef
@@ -203,38 +203,25 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         return replace(self, sections=sections, number=number, offset=offset)
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint of a query as one operator sees it: the operator's section with what all sections share.
+class Checkpoint(Section, frozen=True, kw_only=True):
+    """A checkpoint of a query as one operator sees it: its section, under its present name, with what all share.
 
-    It is not stored. The fields are those of :class:`QueryCheckpoint` and :class:`Section`.
+    It is not stored. The fields beside the section's are those of :class:`QueryCheckpoint`.
     """
 
-    epoch: int
+    epoch: int = 0
     batch: int
-    revision: int
+    revision: int = 0
     query_id: str
     run_id: str
-    uid: str
-    """The operator's present name."""
-    parallelism: int
-    segments: list[SegmentRef]
-    key_schema: bytes
-    states: list[StateSchema]
-    batch_time_ms: int
-    watermark_ms: int
-    token: bytes
-    max_event_ms: list[int | None] = []
-    element_counts: list[list[int]] = []
-    generations: dict[str, int] = {}
+    token: bytes = b""
+    batch_time_ms: int = 0
+    watermark_ms: int = 0
+    """The operator's own watermark, Spark's if it has none."""
     log_start: int = 0
-    bases: list[Base] = []
-    base_ranges: list[BaseRange] | None = None
+    retained_from: int = INITIAL_BATCH
     number: int = 0
     offset: int = 0
-    retained_from: int = INITIAL_BATCH
-    settings: dict[str, int | str] = {}
-    begins: bool = False
-    identity: str = ""
     inside: tuple[int, int] = (0, 0)
     """Start and end of the changes of all operators inside the entry, bytes from the start of the log file."""
 
@@ -246,54 +233,17 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
         `inside` is :attr:`QueryCheckpoint.inside`.
         """
-        return cls(
-            epoch=entry.epoch,
-            batch=entry.batch,
-            revision=entry.revision,
-            query_id=entry.query_id,
-            run_id=entry.run_id,
-            uid=section.uid if uid is None else uid,
-            parallelism=section.parallelism,
-            segments=section.segments,
-            key_schema=section.key_schema,
-            states=section.states,
-            batch_time_ms=entry.batch_time_ms,
-            watermark_ms=entry.watermark_ms if section.watermark_ms is None else section.watermark_ms,
-            token=entry.token,
-            max_event_ms=section.max_event_ms,
-            element_counts=section.element_counts,
-            generations=section.generations,
-            log_start=entry.log_start,
-            bases=section.bases,
-            base_ranges=section.base_ranges,
-            number=entry.number,
-            offset=entry.offset,
-            retained_from=entry.retained_from,
-            settings=section.settings,
-            begins=section.begins,
-            identity=section.identity,
-            inside=inside,
-        )
+        own = {
+            "uid": section.uid if uid is None else uid,
+            "watermark_ms": entry.watermark_ms if section.watermark_ms is None else section.watermark_ms,
+            "inside": inside,
+        }
+        return cls(**asdict(section) | {name: getattr(entry, name) for name in _SHARED} | own)
 
     @property
     def section(self) -> Section:
         """The operator's section."""
-        return Section(
-            identity=self.identity,
-            uid=self.uid,
-            parallelism=self.parallelism,
-            segments=self.segments,
-            key_schema=self.key_schema,
-            states=self.states,
-            watermark_ms=self.watermark_ms,
-            max_event_ms=self.max_event_ms,
-            element_counts=self.element_counts,
-            generations=self.generations,
-            bases=self.bases,
-            base_ranges=self.base_ranges,
-            settings=self.settings,
-            begins=self.begins,
-        )
+        return Section(**{name: getattr(self, name) for name in Section.__struct_fields__})
 
     @property
     def place(self) -> EntryPlace:
@@ -339,6 +289,7 @@ def _placed_base(base: Base, name: str, payload: int) -> Base:
 
 
 _subtask: Final = attrgetter("subtask")
+_SHARED: Final = set(Checkpoint.__struct_fields__) & set(QueryCheckpoint.__struct_fields__)
 
 Entry = Claim | Fence | QueryCheckpoint
 
