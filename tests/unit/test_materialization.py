@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -480,6 +481,7 @@ def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
             run_id=run_id,
             compression=None,
             garbage=Garbage(Moment(0, 0), {}),
+            max_space_amplification=2.0,
             open_store=lambda: store,
             monotonic_s=lambda: 0.0,
             token=run_id,
@@ -516,6 +518,7 @@ def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> No
             run_id="run",
             compression=None,
             garbage=Garbage(Moment(0, watermark_ms), {}),
+            max_space_amplification=2.0,
             open_store=lambda: LocalStore(tmp_path / "store"),
             monotonic_s=lambda: next(seconds),
             token="token",
@@ -528,6 +531,71 @@ def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> No
 
     assert slices > 3
     assert local.open(LocalRun(0, 1, genesis, head)).rows == 100, "those that had expired when the merge began are gone"
+
+
+class Burst(StatefulProcessor):
+    """Writes to a state of some kind, whose entries live for a second, if at all for a limited time."""
+
+    def __init__(self, kind: str, ttl_ms: int | None) -> None:
+        self._kind = kind
+        self._ttl_ms = ttl_ms
+
+    def init(self, handle: Any) -> None:
+        match self._kind:
+            case "value":
+                self._state = handle.getValueState("state", "text string", self._ttl_ms)
+            case "list":
+                self._state = handle.getListState("state", "text string", self._ttl_ms)
+            case _:
+                self._state = handle.getMapState("state", "name string", "text string", self._ttl_ms)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            text = (row.text,)
+            if not row.text:
+                self._state.clear()
+            elif self._kind == "value":
+                self._state.update(text)
+            elif self._kind == "list":
+                self._state.appendValue(text)
+            else:
+                self._state.updateValue(("name",), text)
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "ttl_ms"),
+    [
+        *(("runs", kind, 1000) for kind in ("value", "list", "map")),
+        ("runs", "value", None),
+        *((table, "value", 1000) for table in ("memory", "rocksdb")),
+    ],
+)
+def test_state_that_has_ended_goes_although_nobody_touches_it(table: str, kind: str, ttl_ms: int | None) -> None:
+    with Harness(
+        Burst(kind, ttl_ms),
+        input="k long, text string",
+        keys=["k"],
+        output="k long",
+        timeMode="ProcessingTime",
+        options=Options(table=table, materialization_interval_s=0, retained_checkpoints=2, log_min_age_s=0),
+    ) as harness:
+        numbers = random.Random(1)
+        harness.push([(key, numbers.randbytes(50).hex()) for key in range(5000)], processingTimeMs=0)
+        for _ in range(3):
+            harness.push([(-1, "x")], processingTimeMs=1)
+        burst_bytes = harness.checkpoints[-1].base_bytes
+        assert burst_bytes > 100_000
+        if ttl_ms is None:
+            harness.push([(key, "") for key in range(5000)], processingTimeMs=2)
+        for batch in range(6):
+            harness.push([(-1 - batch % 2, "x")], processingTimeMs=5000 + batch * 10)
+        assert harness.checkpoints[-1].base_bytes < burst_bytes / 20
+        local = sum(path.stat().st_size for path in parts_of(harness).query.local.rglob("*.run"))
+        assert local < burst_bytes / 5
 
 
 def test_large_merges_are_done_in_slices() -> None:

@@ -9,6 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from statelog.runs.format import Operation
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
+from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
 from statelog.runs.writer import STORED_BLOCK_BYTES
 from statelog.sealed import seal
@@ -50,11 +52,12 @@ class Subtask:
         self.known: list[Level] = []
         self.times: Iterator[float] = itertools.repeat(0.0)
         self.opened = 0
+        self.now_ms = 0
 
-    def batch(self, changes: Changes) -> LocalRun:
-        """A batch that makes changes."""
+    def batch(self, changes: Changes, expiry_ms: int | None = None) -> LocalRun:
+        """A batch that makes changes, whose values live up to a time."""
         number, before = (self.chain[-1].last + 1, self.chain[-1].after) if self.chain else (0, GENESIS)
-        data = encode(changes)
+        data = encode(changes, expiry_ms)
         local_run = LocalRun(number, number, before, digests.extend(before, number, [digests.checksum(data)]))
         write_run(self.local, local_run, data, f"{number}-token")
         self.chain.append(local_run)
@@ -68,7 +71,8 @@ class Subtask:
             genesis=GENESIS,
             run_id=run_id,
             compression=None,
-            garbage=Garbage(Moment(0, 0), {}),
+            garbage=Garbage(Moment(self.now_ms, 0), {}),
+            max_space_amplification=2.0,
             open_store=self.open_store,
             monotonic_s=lambda: next(self.times),
             token=token,
@@ -149,12 +153,12 @@ def order(grant: Grant | None, inline: int = 0) -> MaintenanceRequest:
     return MaintenanceRequest(1.0, inline, grant, is_due=True)
 
 
-def encode(changes: Changes) -> bytes:
+def encode(changes: Changes, expiry_ms: int | None = None) -> bytes:
     rows = [
         (key << 56, b"%d" % key, b"", Operation.DELETE if value is None else Operation.PUT, value)
         for key, value in changes.items()
     ]
-    return encode_changes(VALUE, rows)
+    return encode_changes(replace(VALUE, expires_by=TimeDomain.PROCESSING), rows, expiry_ms=expiry_ms)
 
 
 def state_of(runs: Iterator[Run]) -> dict[int, str]:
@@ -635,3 +639,32 @@ def test_two_attempts_of_a_batch_may_store_it_at_a_time(tmp_path: Path) -> None:
     for one in (done, *others):
         assert subtask.stored_state(one) == {1: "a", 2: "b"}
     assert len(subtask.objects) == 2
+
+
+# ---- What has expired ----
+
+
+@pytest.mark.parametrize(("expired", "levels"), [(8, 2), (20, 1)])
+def test_a_state_of_mostly_expired_rows_is_stored_anew(tmp_path: Path, expired: int, levels: int) -> None:
+    """They can be left out only by a merge of all, made once they are more than half of the rows; counted in eighths."""
+    subtask = Subtask(tmp_path)
+    subtask.batch(dict.fromkeys(range(expired), "short"), expiry_ms=100)
+    subtask.batch(dict.fromkeys(range(expired, 30), "long"), expiry_ms=1000)
+    subtask.materialize("1-1")
+    subtask.now_ms = 100
+    subtask.batch({29: "new"}, expiry_ms=1000)
+    done = subtask.materialize("1-2")
+    assert len(done.levels) == levels
+    rest = {key: "long" for key in range(expired, 29)} | {29: "new"}
+    kept = {key: "short" for key in range(expired)} if levels == 2 else {}
+    assert subtask.stored_state(done) == subtask.local_state() == kept | rest
+
+
+def test_rows_that_expired_go_with_a_batch_that_changes_nothing(tmp_path: Path) -> None:
+    subtask = Subtask(tmp_path)
+    subtask.batch(dict.fromkeys(range(20), "short"), expiry_ms=100)
+    subtask.batch({20: "long"})
+    subtask.materialize("1-1")
+    subtask.now_ms = 100
+    subtask.batch({})
+    assert subtask.stored_state(subtask.materialize("1-2")) == {20: "long"}

@@ -319,6 +319,7 @@ class KeyedTask:
             run_id=attempt.task.run_id,
             compression=attempt.options.codec,
             garbage=start.garbage,
+            max_space_amplification=attempt.options.max_space_amplification,
             open_store=start.open_store,
             monotonic_s=attempt.clock.monotonic_s,
             token=attempt.token,

@@ -125,6 +125,8 @@ class Materializer:
     compression: str | None
     garbage: Garbage
     """Jobs that begin now leave it out."""
+    max_space_amplification: float
+    """A state with more rows than so many times those that are no garbage is materialized as a whole."""
     open_store: Callable[[], Store]
     monotonic_s: Callable[[], float]
     token: str
@@ -236,10 +238,13 @@ class Materializer:
                 levels.append(level)
             if len(levels) == len(chain):
                 return None
-            rows = [self.local.open(local_run).rows for local_run in chain]
+            runs = [self.local.open(local_run) for local_run in chain]
+            rows = [run.rows for run in runs]
             # Levels that are small beside the new rows are stored again with them, so that levels stay few.
             while levels and rows[len(levels) - 1] < 2 * sum(rows[len(levels) :]):
                 levels.pop()
+            if levels and sum(rows) > self.max_space_amplification * (sum(rows) - sum(map(self.garbage.rows_of, runs))):
+                levels = []  # only a merge that starts at the empty state can leave out what has expired
             inputs = list(chain[len(levels) :])
             if levels and not sum(rows[len(levels) :]):
                 return self._extend(grant, chain, levels)

@@ -40,6 +40,19 @@ class Garbage:
     generations: Mapping[str, int]
     """How often each state was deleted, if ever; all rows of earlier generations are garbage."""
 
+    def rows_of(self, run: Run) -> int:
+        """At least so many rows of a run are garbage, by its footer."""
+        return sum(map(self._rows_of, run.sections.values()))
+
+    def _rows_of(self, section: RunSection) -> int:
+        state = section.state
+        if is_deleted(state.name, self.generations):
+            return section.rows
+        if state.expires_by is None:
+            return 0
+        now_ms = self.moment.now_ms(state.expires_by)
+        return sum(block.expired_rows(now_ms) for block in section.blocks)
+
 
 def choose_merge(rows: Sequence[int], fan_in: int, smallest_tier_rows: int) -> int:
     """Decide how many of the newest runs to merge, or 0: size-tiered compaction of adjacent runs.

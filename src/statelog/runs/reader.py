@@ -217,6 +217,10 @@ class RunBlock:
         self._stored = stored
         self._schema = schema
 
+    def expired_rows(self, now_ms: int) -> int:
+        """At least so many rows have expired, by the run's footer."""
+        return self._stored.expired_rows(now_ms)
+
     @property
     def byte_range(self) -> tuple[int, int]:
         """Position in the run: first byte, and the one after the last."""

@@ -9,11 +9,22 @@ from typing import Final
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from statelog.files import cut
 from statelog.runs.byte_slices import BUDGET, Positions, join_rows, row_ends
-from statelog.runs.format import ALIGNMENT, MAGIC, TAIL, TAIL_MAGIC, VALUE_COLUMN, Footer, StoredBlock
+from statelog.runs.format import (
+    ALIGNMENT,
+    EIGHTHS,
+    EXPIRY_COLUMN,
+    MAGIC,
+    TAIL,
+    TAIL_MAGIC,
+    VALUE_COLUMN,
+    Footer,
+    StoredBlock,
+)
 from statelog.runs.key_groups import Hashes
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 
@@ -104,6 +115,7 @@ class RunWriter:
                 last_hash=int(hashes[end - 1]),
                 checksum=xxhash.xxh3_64_intdigest(message),
                 size_bytes=rows.nbytes,
+                expiries=_expiries(rows.column(EXPIRY_COLUMN)),
             )
             for piece in cut(memoryview(message)):
                 self._sink.write(piece)
@@ -172,6 +184,17 @@ def _ordered_by_time(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Timers with their last column filled in."""
     order = np.argsort(rows.column(VALUE_COLUMN).to_numpy(), kind="stable").astype(np.uint32)
     return rows.set_column(VALUE_COLUMN + 1, rows.schema.field(VALUE_COLUMN + 1), pa.array(order))
+
+
+def _expiries(column: pa.Array) -> list[int]:
+    """The `expiries` of a block, from its rows' times of expiry."""
+    if column.null_count == len(column):
+        return []
+    never = np.iinfo(np.int64).max
+    at = -(-np.arange(1, EIGHTHS + 1) * len(column) // EIGHTHS) - 1
+    found = np.partition(pc.fill_null(column, never).to_numpy(), at)[at]
+    times: list[int] = found[found < never].tolist()
+    return times
 
 
 def _encode_batch(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
