@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind
 from statelog.savepoints.spark_logs import BatchOffsets
@@ -25,8 +27,23 @@ def test_the_time_of_the_batch() -> None:
 
 
 def test_where_logs_of_files_end() -> None:
-    assert read(FIRST).file_log_ends == {"0": 4}
-    assert read(SECOND).file_log_ends == {"10": 5, "orders": 4}
+    assert read(FIRST).file_log_ends({"0": ["4"], "3": ["0"]}) == {"0": 4}
+    assert read(SECOND).file_log_ends({"10": ["5"], "orders": ["4.compact"]}) == {"10": 5, "orders": 4}
+
+
+@given(st.data())
+def test_where_logs_of_files_end_if_sources_are_read_several_times(data: st.DataObject) -> None:
+    """Spark numbers folders by sources, and writes a line for each place that reads one."""
+    plan: list[int] = []
+    for _ in range(data.draw(st.integers(1, 6), "places")):
+        plan.append(data.draw(st.integers(0, max(plan, default=-1) + 1), "source"))
+    sources = range(max(plan) + 1)
+    are_files = [data.draw(st.booleans(), f"source {source} reads files") for source in sources]
+    reached = [data.draw(st.integers(0, 2), f"offset of source {source}") for source in sources]
+    lines = [json.dumps({"logOffset" if are_files[one] else "topic": reached[one]}) for one in plan]
+    logs = {str(one): [str(number) for number in range(reached[one] + 1)] for one in sources if are_files[one]}
+    expected = {str(one): reached[one] for one in sources if are_files[one]}
+    assert read("\n".join(["v1", METADATA, *lines])).file_log_ends(logs) == expected
 
 
 def test_the_watermark_and_the_settings_of_the_query() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -409,3 +410,38 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
 
 def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_source_of_several_operators_is_gone_on_from_file_by_file(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's offset log has a line for each operator that reads it, and its files are noted once."""
+    for name, count in (("one", 2), ("other", 4)):
+        add_json(tmp_path / name, [[{"key": name}]] * count)
+
+    def run(root: Path) -> dict[str, int]:
+        def read(name: str) -> DataFrame:
+            files = spark.readStream.schema("key string").option("maxFilesPerTrigger", 1)
+            return files.json(str(tmp_path / name))
+
+        counted = []
+        one, other = read("one"), read("other")
+        for uid, rows in {"first": one, "second": one, "third": other}.items():
+            counts = statelog.key_by(rows, "key").agg(n=statelog.Count(), uid=uid, parallelism=2)
+            counted.append(counts.select(F.lit(uid).alias("uid"), "n").repartition(1))
+        found: dict[str, int] = {}
+
+        def keep(frame: DataFrame, batch: int) -> None:
+            found.update({row.uid: row.n for row in frame.collect()})
+
+        writer = functools.reduce(DataFrame.union, counted).writeStream.outputMode("update").foreachBatch(keep)
+        started = writer.option("checkpointLocation", str(root)).trigger(availableNow=True).start()
+        started.awaitTermination()
+        return found
+
+    assert run(tmp_path / "checkpoint") == {"first": 2, "second": 2, "third": 4}
+    statelog.savepoint(tmp_path / "checkpoint", tmp_path / "savepoint")
+    statelog.restore(tmp_path / "savepoint", tmp_path / "restored")
+    statelog.branch(tmp_path / "checkpoint", tmp_path / "branch")
+    for name in ("one", "other"):
+        add_json(tmp_path / name, [[{"key": name}]])
+    for root in ("checkpoint", "restored", "branch"):
+        assert run(tmp_path / root) == {"first": 3, "second": 3, "third": 5}

@@ -646,7 +646,7 @@ def test_two_attempts_of_a_batch_may_store_it_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("expired", "levels"), [(8, 2), (20, 1)])
 def test_a_state_of_mostly_expired_rows_is_stored_anew(tmp_path: Path, expired: int, levels: int) -> None:
-    """They can be left out only by a merge of all, made once they are more than half of the rows; counted in eighths."""
+    """Only a merge of all rows leaves them out; it is made once they are most of the rows, counted in eighths."""
     subtask = Subtask(tmp_path)
     subtask.batch(dict.fromkeys(range(expired), "short"), expiry_ms=100)
     subtask.batch(dict.fromkeys(range(expired, 30), "long"), expiry_ms=1000)

@@ -111,29 +111,31 @@ class SparkCheckpoint:
 
         Raises StateMissingError if a source no longer has them, StorageError if files vanish at each attempt.
         """
-        ends = BatchOffsets.parse(offsets, f"{self.location}/{OFFSETS}").file_log_ends
+        entry = BatchOffsets.parse(offsets, f"{self.location}/{OFFSETS}")
         for attempt in range(_COPY_ATTEMPTS):
             try:
-                return dict(self._noted(ends))
+                return dict(self._noted(entry))
             except StorageError as error:
                 # A source may compact old files meanwhile, and delete them.
                 if error.kind is not ErrorKind.OBJECT_MISSING or attempt + 1 == _COPY_ATTEMPTS:
                     raise
         raise AssertionError("unreachable")
 
-    def _noted(self, ends: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+    def _noted(self, entry: BatchOffsets) -> Iterator[tuple[str, bytes]]:
         """The sources' files by name; logs of files are cut, as Spark would read their later entries as one batch."""
-        logs: dict[str, list[str]] = {source: [] for source in ends}
+        logs: dict[str, list[str]] = {}
         for name in self.files.list(_SOURCES):
             source, _, base_name = name.removeprefix(f"{_SOURCES}/").partition("/")
-            if source in logs and is_file_log_entry(base_name):
-                logs[source].append(base_name)
-            elif not name.rpartition("/")[2].startswith("."):
-                yield name, self.files.read(name)
-        for source, names in logs.items():
-            folder = f"{_SOURCES}/{source}"
-            files = file_log_until(names, ends[source], partial(self._read_below, folder), folder)
-            yield from ((f"{folder}/{name}", data) for name, data in files.items())
+            logs.setdefault(source, []).append(base_name)
+        ends = entry.file_log_ends(logs)
+        for source in logs.keys() | ends.keys():
+            folder, names = f"{_SOURCES}/{source}", logs.get(source, [])
+            kept = [name for name in names if not (source in ends and is_file_log_entry(name))]
+            kept = [name for name in kept if not name.rpartition("/")[2].startswith(".")]
+            yield from ((f"{folder}/{name}", self._read_below(folder, name)) for name in kept)
+            if source in ends:
+                files = file_log_until(names, ends[source], partial(self._read_below, folder), folder)
+                yield from ((f"{folder}/{name}", data) for name, data in files.items())
 
     def _read_below(self, folder: str, name: str) -> bytes:
         return self.files.read(f"{folder}/{name}")

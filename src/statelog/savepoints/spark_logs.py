@@ -7,8 +7,8 @@ An entry of the offset log tells where a query's sources stand after a batch::
     <offset>           <source>:<offset>
     <offset>           <source>:<offset>
 
-Version 1 has a line per source in the order of the sources. Version 2 has a line per source with its name or number,
-in any order. The metadata and most offsets are JSON; ``-`` stands for no offset.
+Version 1 has a line for each place in the plan that reads a source, in their order. Version 2 has a line per source
+with its name or number, in any order. The metadata and most offsets are JSON; ``-`` stands for no offset.
 
 Entry n of a file source's log is the file ``n``. At regular intervals Spark writes ``n.compact`` instead, which has all
 entries up to n, and then deletes the older files. Spark derives the interval from the compacted files that it finds.
@@ -17,8 +17,9 @@ entries up to n, and then deletes the older files. Spark derives the interval fr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
@@ -26,6 +27,7 @@ from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 _POSITIONAL: Final = "v1"
 _NAMED: Final = "v2"
 _COMPACT: Final = ".compact"
+_MOST_NUMBERINGS: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,22 @@ class BatchOffsets:
         time_ms = parsed(self.metadata).get("batchTimestampMs")
         return time_ms if isinstance(time_ms, int) else None
 
-    @property
-    def file_log_ends(self) -> dict[str, int]:
-        """The last log entry that the batch has read, for each file source by its folder."""
-        ends = {source: parsed(offset).get("logOffset") for source, offset in self.offsets}
-        return {source: end for source, end in ends.items() if isinstance(end, int)}
+    def file_log_ends(self, logs: Mapping[str, Sequence[str]]) -> dict[str, int]:
+        """The last log entry that the batch has read, for each file source by its folder.
+
+        `logs` has the names of the files in each folder. In version 1 a source that is read at several places of the
+        plan has several lines, which are equal, and one folder: the folders tell which lines are of one source.
+        """
+        if self.version == _POSITIONAL:
+            newest = {source: max(map(_last_entry, names), default=-1) for source, names in logs.items()}
+            lines = [line for _, line in self.offsets]
+            found = [
+                _ends(zip(map(str, numbers), lines, strict=True))
+                for numbers in islice(_numberings(lines, newest, []), _MOST_NUMBERINGS)
+            ]
+            # If several fit, the logs are hardly ahead of what was read.
+            return max(found, key=lambda ends: (len(ends), sum(ends.values())), default=_ends(self.offsets))
+        return _ends(self.offsets)
 
     @property
     def watermark_ms(self) -> int:
@@ -122,6 +135,29 @@ class BatchOffsets:
         return replace(self, offsets=offsets).text
 
 
+def _ends(offsets: Iterable[tuple[str, str]]) -> dict[str, int]:
+    ends = {source: parsed(offset).get("logOffset") for source, offset in offsets}
+    return {source: end for source, end in ends.items() if isinstance(end, int)}
+
+
+def _numberings(lines: Sequence[str], newest: Mapping[str, int], numbers: list[int]) -> Iterator[list[int]]:
+    """The sources' numbers by line, in all ways that fit the folders; those with more sources come first.
+
+    Each file source has a folder whose `newest` entry is not before its end, and no folder is of a further source.
+    `numbers` are those of the first lines.
+    """
+    count = max(numbers, default=-1) + 1
+    if len(numbers) == len(lines):
+        if all(int(source) < count for source in newest if source.isdecimal()):
+            yield numbers
+        return
+    line = lines[len(numbers)]
+    if all(newest.get(str(count), -1) >= end for end in _ends([("", line)]).values()):
+        yield from _numberings(lines, newest, [*numbers, count])
+    if line in lines[: len(numbers)]:
+        yield from _numberings(lines, newest, [*numbers, numbers[lines.index(line)]])
+
+
 def _is_clock(text: str) -> bool:
     return parsed(text).keys() == {"clock", "tick"}
 
@@ -137,6 +173,10 @@ def parsed(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _last_entry(base_name: str) -> int:
+    return int(base_name.removesuffix(_COMPACT)) if is_file_log_entry(base_name) else -1
 
 
 def is_file_log_entry(base_name: str) -> bool:
