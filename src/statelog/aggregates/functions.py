@@ -71,7 +71,7 @@ class BoundAggregate:
 
     kernel: Kernel
     accumulator: tuple[tuple[str, DataType], ...]
-    """Suffix and type of each field, whose name is the output column's, with ``.suffix`` if that is not empty."""
+    """Suffix and type of each field; see :func:`statelog.aggregates.stored.stored_name`."""
     result: DataType
 
 

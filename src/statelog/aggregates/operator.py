@@ -16,6 +16,7 @@ from statelog.aggregates.accumulators import Reduction
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
+from statelog.aggregates.stored import stored_name
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.types import arrow_type
 from statelog.errors import ProcessorError
@@ -29,8 +30,8 @@ from statelog.shown import shown_key
 from statelog.tables.table import KeyBatch
 
 STATE: Final = "aggregates"
-LAST_FIELD: Final = "last_ms"
-"""The time of the key's newest row; it precedes the accumulators' fields where a timer needs it."""
+LAST_FIELD: Final = stored_name("", "last_ms")
+"""The time of the key's newest row; it precedes the accumulators' fields where the end of the key depends on it."""
 _US_PER_MS: Final = 1000
 
 

@@ -29,7 +29,7 @@ from statelog.aggregates.kernels import (
 )
 from statelog.aggregates.list_kernels import MAX_LIST_BYTES, DistinctKernel, ListKernel
 from statelog.aggregates.quantiles import DEFAULT_COMPRESSION, QuantilesKernel
-from statelog.aggregates.stored import to_given
+from statelog.aggregates.stored import stored_name, to_given
 
 _VALUE: Final = ("",)
 _MOMENTS: Final = ("count", "mean", "m2")
@@ -173,7 +173,7 @@ def _part(name: str, text: str, stored: pa.Schema, detail: str) -> _Part | None:
         return None
     inner = found[2] or ""
     for suffixes in kind.fields:
-        columns = tuple(stored.get_field_index(f"{name}.{suffix}" if suffix else name) for suffix in suffixes)
+        columns = tuple(stored.get_field_index(stored_name(name, suffix)) for suffix in suffixes)
         if min(columns) < 0:
             continue
         kernel = kind.kernel(inner, stored.field(columns[0]).type, detail)
