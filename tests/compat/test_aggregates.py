@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +24,15 @@ from statelog.testing.arguments import read_schema
 from tests.compat.stored import read_query, write_query
 
 FIXTURES: Final = Path(__file__).parent / "aggregates"
-INPUT: Final = "user string, time timestamp, n long, x double"
+INPUT: Final = "user string, time timestamp, n long, x double, d decimal(38,2)"
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 OPERATORS: Final = ("agg", "latest", "top", "dedup")
 AGGREGATES: Final = {
     "rows": statelog.Count(),
     "total": statelog.Sum("n"),
     "mean": statelog.Mean("x"),
+    "exact": statelog.Sum("d"),
+    "exact mean": statelog.Mean("d"),
     "spread": statelog.StandardDeviation("x"),
     "newest": statelog.Max("time"),
     "least": statelog.Min("x"),
@@ -41,26 +44,33 @@ AGGREGATES: Final = {
     "quantiles": statelog.Quantiles("x", [0.1, 0.5], compression=20),
 }
 
-Rows = list[tuple[str | None, datetime.datetime, int | None, float | None]]
+Rows = list[tuple[str | None, datetime.datetime, int | None, float | None, Decimal | None]]
+MOST: Final = Decimal("9" * 36)
 
 
 def rows_of(user: str | None, numbers: range) -> Rows:
-    return [(user, EPOCH + datetime.timedelta(seconds=n), n * 7 % 1000, n / 8) for n in numbers]
+    return [(user, EPOCH + datetime.timedelta(seconds=n), n * 7 % 1000, n / 8, Decimal(n) / 4) for n in numbers]
 
 
-# Few values, and more than a sketch holds as such.
-FIRST: Final[Rows] = [*rows_of("a", range(5)), *rows_of("b", range(900)), (None, EPOCH, None, None)]
+# Few values, and more than a sketch holds as such; and decimals whose sum does not fit.
+FIRST: Final[Rows] = [
+    *rows_of("a", range(5)),
+    *rows_of("b", range(900)),
+    (None, EPOCH, None, None, None),
+    *[("lost", EPOCH, 1, 1.0, MOST)] * 2,
+]
 SECOND: Final[Rows] = [
     *rows_of("a", range(3, 9)),
     *rows_of("b", range(800, 1000)),
     *rows_of(None, range(2)),
     *rows_of("c", range(3)),
+    *rows_of("lost", range(2)),
 ]
 
 
 def plan(operator: str) -> KeyedPlan:
     schema = read_schema(INPUT, "input")
-    definition = KeyedDefinition(schema, [0], key_schema([schema["user"]]), None, is_streaming=True, ansi=True)
+    definition = KeyedDefinition(schema, [0], key_schema([schema["user"]]), None, is_streaming=True, ansi=False)
     match operator:
         case "agg":
             return plan_aggregates(definition, [], AGGREGATES, output_mode="update", ttl=None, combine=False)
@@ -97,7 +107,11 @@ def test_stored_aggregates_go_on(fixture: Path, operator: str) -> None:
         harness.restart(3)
         assert found == _by_user(harness.push(SECOND, 2_000))
     if operator == "agg":
-        assert [(user, row[1], row[9]) for user, row in found] == [("None", 3, [0, 7]), *map(_counted, "abc")]
+        assert [(user, row.rows, row.all) for user, row in found] == [
+            ("None", 3, [0, 7]),
+            *map(_counted, ["a", "b", "c", "lost"]),
+        ]
+        assert {user: row.exact for user, row in found if user in ("c", "lost")} == {"c": Decimal("0.75"), "lost": None}
 
 
 def _by_user(rows: list[Any]) -> list[tuple[str, Any]]:
@@ -105,5 +119,5 @@ def _by_user(rows: list[Any]) -> list[tuple[str, Any]]:
 
 
 def _counted(user: str) -> tuple[str, int, list[int | None]]:
-    numbers = [n for key, _, n, _ in FIRST + SECOND if key == user]
+    numbers = [n for key, _, n, _, _ in FIRST + SECOND if key == user]
     return user, len(numbers), numbers

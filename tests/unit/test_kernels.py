@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import (
     BinaryType,
@@ -35,7 +35,7 @@ import statelog
 from statelog import Aggregate
 from statelog.aggregates.accumulators import bind_aggregates
 from statelog.aggregates.groups import Groups
-from statelog.aggregates.kernels import Columns, Overflow
+from statelog.aggregates.kernels import WIDE, Columns, Overflow
 from statelog.aggregates.list_kernels import ListKernel, ListTooLarge
 from statelog.aggregates.stored import as_doubles
 from statelog.convert.types import arrow_type
@@ -264,9 +264,94 @@ def test_a_sum_of_decimals_fits_or_is_refused(count: int) -> None:
         Decimal("0.01"),
     ]
     rows = rows_in_one_group(kind, [most] * count, [])
-    with pytest.raises(Overflow, match=r"beyond the reach of decimal\(38,2\)"):
-        computed(rows, statelog.Sum("x"))
-    assert computed(rows, statelog.Sum("x"), ansi=False) == [None, None]
+    for aggregate in (statelog.Sum("x"), statelog.Mean("x")):
+        with pytest.raises(Overflow, match=r"a sum is beyond the reach of decimal\(38,2\)") as caught:
+            computed(rows, aggregate)
+        assert caught.value.group == 1
+        assert computed(rows, aggregate, ansi=False) == [None, None]
+
+
+@st.composite
+def decimals_at_their_limits(draw: st.DrawFn) -> Rows:
+    """Values of any precision, most of them near the greatest or the least, so that sums overflow and come back."""
+    precision = draw(st.integers(1, 38))
+    scale = draw(st.integers(0, precision))
+    most = 10**precision - 1
+    unscaled = st.integers(-most, most) | st.sampled_from([most, -most, most // 2 + 1, -(most // 2) - 1, 1, -1, 0])
+    values = draw(st.lists(st.none() | unscaled.map(lambda number: Decimal(number).scaleb(-scale, EXACT)), max_size=12))
+    groups = draw(st.lists(st.integers(0, 2), min_size=len(values), max_size=len(values)))
+    cuts = draw(st.lists(st.integers(0, len(values)), max_size=4))
+    return Rows(DecimalType(precision, scale), values, groups, groups, 3, sorted(cuts))
+
+
+def unscaled_parts(rows: Rows, scale: int, group: int) -> list[list[int]]:
+    """The values of a group as whole numbers, by part."""
+    parts = []
+    for start, end in zip([0, *rows.cuts], [*rows.cuts, len(rows.values)], strict=True):
+        pairs = zip(rows.values[start:end], rows.groups[start:end], strict=True)
+        parts.append([int(value.scaleb(scale, EXACT)) for value, own in pairs if own == group and value is not None])
+    return parts
+
+
+@settings(max_examples=300)
+@given(decimals_at_their_limits())
+def test_a_sum_of_decimals_that_has_overflowed_stays_null(rows: Rows) -> None:
+    """The model adds whole numbers: the rows of a part are added first, and then the sums of all parts."""
+    kind = rows.kind
+    assert isinstance(kind, DecimalType)
+    limit = 10 ** min(kind.precision + 10, 38)
+    mean_scale = min(kind.scale + 4, 38)
+    mean_limit = 10 ** (min(kind.precision + 4, 38) - mean_scale)
+    wanted: dict[Aggregate, list[Decimal | None]] = {statelog.Sum("x"): [], statelog.Mean("x"): []}
+    for group in range(rows.count):
+        parts = unscaled_parts(rows, kind.scale, group)
+        count, sums = sum(map(len, parts)), [*map(sum, parts)]
+        total = mean = None
+        if count and all(abs(number) < limit for number in [*sums, sum(sums)]):
+            total = Decimal(sum(sums)).scaleb(-kind.scale, WIDE)
+            of_39_places = WIDE.divide(total, Decimal(count)).quantize(Decimal("1e-39"), context=WIDE)
+            mean = of_39_places.quantize(Decimal(1).scaleb(-mean_scale), context=WIDE)
+            mean = mean if mean.copy_abs() < mean_limit else None
+        wanted[statelog.Sum("x")].append(total)
+        wanted[statelog.Mean("x")].append(mean)
+    has_values = [any(value is not None for value, _ in rows.of(group)) for group in range(rows.count)]
+    for aggregate, values in wanted.items():
+        assert same(computed(rows, aggregate, ansi=False), values)
+        if all(value is not None or not has for value, has in zip(values, has_values, strict=True)):
+            assert same(computed(rows, aggregate), values)
+        else:
+            with pytest.raises(Overflow):
+                computed(rows, aggregate)
+
+
+def test_many_decimals_are_added_exactly() -> None:
+    """Rounding in the check whether a sum fits would grow with their number."""
+    numbers = np.random.default_rng(0).integers(0, 10**18, 4_000).tolist()
+    limit = 10**38
+    values = [sign * (limit - 1 - number) for number in numbers for sign in (1, -1)] + [limit - 1]
+    kind = DecimalType(38, 0)
+    assert computed(rows_in_one_group(kind, [Decimal(value) for value in values], []), statelog.Sum("x")) == [
+        None,
+        Decimal(limit - 1),
+    ]
+    with pytest.raises(Overflow):
+        computed(rows_in_one_group(kind, [Decimal(value) for value in [*values, 1]], []), statelog.Sum("x"))
+
+
+def test_an_overflow_of_another_mode_is_refused_in_ansi_mode() -> None:
+    most = Decimal(10**38 - 1)
+    schema = StructType([StructField("x", DecimalType(38, 0))])
+    aggregates: list[Aggregate] = [statelog.Sum("x"), statelog.Mean("x")]
+    rows = pa.RecordBatch.from_arrays([pa.array([most, most], pa.decimal128(38, 0))], names=["x"])
+    one = Groups(np.zeros(2, np.int64), 1)
+    for aggregate in aggregates:
+        before = bind_aggregates([aggregate], schema, ansi=False)
+        held = before.reduce(before.lift(rows, pa.array([0, 0])), one)
+        now = bind_aggregates([aggregate], schema, ansi=True)
+        with pytest.raises(Overflow, match="a sum"):
+            now.results(held)
+        with pytest.raises(Overflow, match="a sum"):
+            now.reduce(held, Groups(np.zeros(1, np.int64), 1))
 
 
 def test_lists_are_bounded_by_bytes() -> None:

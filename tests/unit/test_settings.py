@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def test_the_table_has_every_setting_that_is_recorded() -> None:
     recorded += [settings_of(CountWindows(1)), dict(planned(["user"]).operator.codecs.settings)]
     names = {name for settings in recorded for name in settings}
     judged = {name for rule in RULES for name in rule.names}
-    prefixes = ("aggregate ", "value of ", "hashed type of ")
+    prefixes = ("aggregate ", "value of ", "column type of ")
     assert {name for name in names if not name.startswith(prefixes)} == judged - {*prefixes, "TTL of state "}
     assert {"size_ms", "gap_ms", "size", "allowedLatenessMs", "results", "windows", "timeMode"} <= names
 
@@ -148,7 +148,7 @@ def test_a_setting_is_judged_also_if_there_is_no_other() -> None:
 
 
 def test_only_the_runs_own_settings_are_recorded_and_aggregates_that_were_removed() -> None:
-    removed = {"aggregate x": "quantiles(n)", "value of x": "0.5", "aggregate z": "d", "hashed type of z": "bigint"}
+    removed = {"aggregate x": "quantiles(n)", "value of x": "0.5", "aggregate z": "d", "column type of z": "bigint"}
     before = checkpoint(gap_ms=5, size=7, **removed, **{"aggregate y": "count()"})
     taken = inherit({"size": 8, "aggregate y": "count()"}, [], before, "here")
     assert taken.settings == {"size": 8, "aggregate y": "count()", **removed}
@@ -513,17 +513,134 @@ def test_a_wider_type_counts_on(kind: str, values: list[Any], kind_now: str, val
 def test_a_type_with_other_hashes_is_refused(kind: str, values: list[Any], kind_now: str, recorded: str) -> None:
     with (
         counted(kind, values, kind_now) as harness,
-        pytest.raises(ConfigurationError, match=f"hashed type of x='{recorded}'.*counted twice.*another alias"),
+        pytest.raises(
+            ConfigurationError, match=f"column type of x='{recorded}'.*values of the old type.*another alias"
+        ),
     ):
         harness.push([])
     with counted(kind, values, kind_now, "y") as harness:
         assert harness.push([("a", None)]) == [Row(user="a", y=0)]
 
 
-def test_windows_record_the_types_that_they_hash() -> None:
-    plan = aggregated(statelog.ApproxCountDistinct("n"), statelog.ApproxCountDistinct("user").alias("users"))
-    recorded = {name: kind for name, kind in plan.operator.codecs.settings.items() if name.startswith("hashed")}
-    assert recorded == {"hashed type of approx_count_distinct(n)": "bigint", "hashed type of users": "string"}
+def test_windows_record_the_types_that_their_state_depends_on() -> None:
+    plan = aggregated(
+        statelog.ApproxCountDistinct("n"),
+        statelog.ApproxCountDistinct("user").alias("users"),
+        statelog.Max("time"),
+        statelog.Last("user", by="n"),
+        statelog.Max("user"),
+    )
+    recorded = {
+        name: kind for name, kind in plan.operator.codecs.settings.items() if name.startswith("column type of ")
+    }
+    assert recorded == {
+        "column type of approx_count_distinct(n)": "bigint",
+        "column type of users": "string",
+        "column type of max(time)": "timestamp",
+        "column type of last(user by n)": "other by bigint",
+    }
+
+
+# ---- Names and types of aggregates ----
+
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def of_columns(kind: str, aggregates: dict[str, statelog.Aggregate], **more: Any) -> KeyedPlan:
+    """Keys with aggregates of the column n of a type."""
+    schema = read_schema(f"user string, n {kind}", "input")
+    definition = KeyedDefinition(schema, [0], key_schema([schema["user"]]), None, is_streaming=True, ansi=True)
+    arguments: dict[str, Any] = {"output_mode": "update", "ttl": None, "combine": False, **more}
+    return plan_aggregates(definition, [], aggregates, **arguments)
+
+
+def started(kind: str, aggregates: dict[str, statelog.Aggregate]) -> Harness:
+    plan = of_columns(kind, aggregates)
+    return Harness(plan.operator, input=f"user string, n {kind}", output=plan.output, keys=["user"])
+
+
+def started_again(query: Harness, kind: str, aggregates: dict[str, statelog.Aggregate]) -> Harness:
+    plan = of_columns(kind, aggregates)
+    return again(query, plan.operator, input=f"user string, n {kind}", output=plan.output, keys=["user"])
+
+
+@pytest.mark.parametrize(
+    "aggregate",
+    [
+        statelog.Min("n"),
+        statelog.Max("n"),
+        statelog.First("n"),
+        statelog.Last("n", by="n"),
+        statelog.Last("user", by="n"),
+        statelog.Collect("n"),
+        statelog.CountDistinct("n"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("kind", "value", "kind_now"),
+    [
+        ("bigint", 5, "timestamp"),
+        ("int", 5, "timestamp_ntz"),
+        ("timestamp", AT, "timestamp_ntz"),
+        ("timestamp_ntz", AT.replace(tzinfo=None), "bigint"),
+    ],
+)
+def test_numbers_do_not_become_times(aggregate: statelog.Aggregate, kind: str, value: Any, kind_now: str) -> None:
+    """They are stored alike, as longs."""
+    with started(kind, {"x": aggregate}) as query:
+        query.push([("a", value)])
+        with (
+            started_again(query, kind_now, {"x": aggregate}) as changed,
+            pytest.raises(ConfigurationError, match=r"column type of x=.*values of the old type"),
+        ):
+            changed.push([])
+
+
+def test_a_wider_type_goes_on_with_the_values() -> None:
+    aggregates: dict[str, statelog.Aggregate] = {"x": statelog.Max("n"), "y": statelog.CountDistinct("n")}
+    with started("int", aggregates) as query:
+        query.push([("a", 5)])
+        with started_again(query, "double", aggregates) as changed:
+            assert changed.push([("a", 5.0), ("a", 2.5)]) == [Row(user="a", x=5.0, y=2)]
+
+
+def test_an_aggregate_has_no_part_of_another_one_by_its_name() -> None:
+    """The sum of a mean m is a stored field, and m.sum may be the name of an aggregate."""
+    mean, most = statelog.Mean("n"), statelog.Max("n")
+    with started("double", {"m": mean, "m.sum": most}) as query:
+        assert query.push([("a", 1.0), ("a", 3.0)]) == [("a", 2.0, 3.0)]
+    with started("double", {"m": mean}) as query:
+        query.push([("a", 100.0), ("a", 100.0)])
+        with started_again(query, "double", {"m.sum": most}) as changed:
+            assert changed.push([("a", 1.0)]) == [("a", 1.0)]
+    with started("double", {"m.sum": most}) as query:
+        query.push([("a", 100.0)])
+        with started_again(query, "double", {"m": mean}) as changed:
+            assert changed.push([("a", 1.0)]) == [("a", 1.0)]
+
+
+def test_an_aggregate_may_be_named_like_the_time_of_the_last_row() -> None:
+    plan = of_columns("bigint", {"last_ms": statelog.Sum("n")}, output_mode="append", ttl=5)
+    with Harness(
+        plan.operator, input="user string, n bigint", output=plan.output, keys=["user"], timeMode=plan.time_mode
+    ) as query:
+        assert query.push([("a", 7)], 10) == []
+        assert query.push([], 15) == [("a", 7)]
+
+
+def test_the_name_of_a_removed_aggregate_is_not_given_to_another() -> None:
+    counts: dict[str, statelog.Aggregate] = {"x": statelog.Count(), "y": statelog.Count()}
+    with started("bigint", counts) as query:
+        query.push([("a", 5)])
+        with started_again(query, "bigint", {"y": statelog.Count()}) as changed:
+            changed.push([("b", 5)])
+            with (
+                started_again(changed, "bigint", {"x": statelog.Max("n"), "y": statelog.Count()}) as later,
+                pytest.raises(ConfigurationError, match=r"aggregate x='count'.*x='max\(n\)'"),
+            ):
+                later.push([])
 
 
 # ---- What is stored ----

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     DataType,
     DecimalType,
     DoubleType,
@@ -18,12 +19,27 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from statelog.aggregates.functions import Aggregate, ApproxCountDistinct, Count, Quantiles, stored_type
+from statelog.aggregates.functions import (
+    Aggregate,
+    ApproxCountDistinct,
+    Collect,
+    Count,
+    CountDistinct,
+    First,
+    Last,
+    Max,
+    Min,
+    Quantiles,
+    stored_type,
+)
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import MAX_PRECISION, Columns, Kernel
-from statelog.aggregates.stored import stored_column, to_given
+from statelog.aggregates.stored import stored_column, stored_name, to_given
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
+
+_KEEPS_VALUES: Final = (Min, Max, First, Last, Collect, CountDistinct)
+"""Aggregates whose accumulators have values of the column."""
 
 
 @dataclass(frozen=True)
@@ -114,34 +130,25 @@ class Accumulators:
 
 
 def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType, *, ansi: bool) -> Accumulators:
-    """Bind aggregates to the input's columns.
+    """Bind aggregates to the input's columns; their names are :func:`resolved`.
 
-    Raises ConfigurationError for an unknown column, an unsupported type, or two results of one name.
+    Raises ConfigurationError for an unsupported type, or two results of one name.
     """
     parts: list[_Part] = []
     accumulator: list[StructField] = []
     result: list[StructField] = []
     for aggregate in aggregates:
-        if not isinstance(aggregate, Aggregate):
-            raise ConfigurationError(
-                f"agg takes aggregates such as statelog.Sum('amount'), not {aggregate!r:.80}.",
-                hint="For a function of your own use aggregate().",
-            )
         name = aggregate.output_name
         if any(field.name == name for field in result):
             raise ConfigurationError(f"Two aggregates are named {name!r}.", hint="Name them with .alias(name).")
-        column, kind = (
-            (None, None)
-            if aggregate.column is None and isinstance(aggregate, Count)
-            else _column(aggregate, aggregate.column, schema)
+        column, by = (
+            None if each is None else schema.names.index(each) for each in (aggregate.column, aggregate.ordered_by)
         )
-        by, order = (None, None) if aggregate.ordered_by is None else _column(aggregate, aggregate.ordered_by, schema)
+        kind, order = (None if place is None else schema[place].dataType for place in (column, by))
         bound = aggregate.bind(kind, order, ansi=ansi)
         fields = slice(len(accumulator), len(accumulator) + len(bound.accumulator))
         parts.append(_Part(bound.kernel, column, by, fields, arrow_type(bound.result, f"aggregate {name!r}")))
-        accumulator += [
-            StructField(f"{name}.{field}" if field else name, field_kind) for field, field_kind in bound.accumulator
-        ]
+        accumulator += [StructField(stored_name(name, suffix), kind) for suffix, kind in bound.accumulator]
         result.append(StructField(name, bound.result))
     if not result:
         raise ConfigurationError("agg takes at least one aggregate.", hint="For example statelog.Count().")
@@ -164,16 +171,24 @@ def value_details(aggregates: Sequence[Aggregate], result: StructType) -> dict[s
     return details
 
 
-def hashed_types(aggregates: Sequence[Aggregate], schema: StructType) -> dict[str, str]:
-    """For each value that counts hashes of values, the type as which they are hashed, as text.
+def column_types(aggregates: Sequence[Aggregate], schema: StructType) -> dict[str, str]:
+    """For each value whose accumulator does not tell the types of its columns, the types, as text.
 
-    See :func:`statelog.aggregates.value_hashes.value_hashes`: the widest type whose values have the same hashes.
+    A sketch of hashes has the widest type whose values have the same hashes, see
+    :func:`statelog.aggregates.value_hashes.value_hashes`. Integers and timestamps are stored alike.
     """
-    return {
-        aggregate.output_name: _hashed_type(_column(aggregate, aggregate.column, schema)[1]).simpleString()
-        for aggregate in aggregates
-        if isinstance(aggregate, ApproxCountDistinct)
-    }
+    types: dict[str, str] = {}
+    for aggregate in aggregates:
+        kinds: list[str] = []
+        if isinstance(aggregate, ApproxCountDistinct):
+            kinds.append(_hashed_type(_kind_of(aggregate.column, schema)).simpleString())
+        elif isinstance(aggregate, _KEEPS_VALUES):
+            kinds.append(_stored_as_longs(_kind_of(aggregate.column, schema)))
+        if aggregate.ordered_by is not None:
+            kinds.append(_stored_as_longs(_kind_of(aggregate.ordered_by, schema)))
+        if any(kinds):
+            types[aggregate.output_name] = " by ".join(kind or "other" for kind in kinds)
+    return types
 
 
 def _hashed_type(kind: DataType) -> DataType:
@@ -184,10 +199,58 @@ def _hashed_type(kind: DataType) -> DataType:
     return DoubleType() if isinstance(kind, FractionalType) else kind
 
 
-def _column(aggregate: Aggregate, name: str | None, schema: StructType) -> tuple[int, DataType]:
-    if name not in schema.names:
+def _stored_as_longs(kind: DataType) -> str:
+    """The name of a type that is stored as longs, or of arrays of them; empty for other types."""
+    if isinstance(kind, ArrayType):
+        element = _stored_as_longs(kind.elementType)
+        return f"array<{element}>" if element else ""
+    if isinstance(kind, IntegralType):
+        return LongType().simpleString()
+    return kind.simpleString() if stored_type(kind) == LongType() else ""
+
+
+# ---- Columns ----
+
+
+def resolved(aggregate: Aggregate, schema: StructType, *, is_case_sensitive: bool) -> Aggregate:
+    """The aggregate with the names of its columns as they are in the input; ConfigurationError if there are none."""
+    if not isinstance(aggregate, Aggregate):
         raise ConfigurationError(
-            f"{type(aggregate).__name__}({name!r}): there is no such column.",
-            hint=f"The columns are {', '.join(schema.names)}.",
+            f"agg takes aggregates such as statelog.Sum('amount'), not {aggregate!r:.80}.",
+            hint="For a function of your own use aggregate().",
         )
-    return schema.names.index(name), schema[name].dataType
+    names = {"column": aggregate.column, "by": aggregate.ordered_by}
+    if aggregate.column is None and isinstance(aggregate, Count):
+        return aggregate
+    found: dict[str, str] = {}
+    for argument, name in names.items():
+        if argument == "column" or name is not None:
+            place = column_place(name, schema.names, is_case_sensitive=is_case_sensitive)
+            if place is None:
+                raise ConfigurationError(
+                    f"{type(aggregate).__name__}({name!r}): there is no such column.",
+                    hint=f"The columns are {', '.join(schema.names)}.",
+                )
+            found[argument] = schema.names[place]
+    return replace(aggregate, **found)
+
+
+def column_place(name: object, names: Sequence[str], *, is_case_sensitive: bool) -> int | None:
+    """The column that a name means, as in Spark: it may be in backquotes. None if there is none, or several."""
+    if not isinstance(name, str):
+        return None
+    if name in names:
+        return names.index(name)
+    if len(name) > 2 and name[0] == name[-1] == "`":
+        name = name[1:-1].replace("``", "`")
+        if name in names:
+            return names.index(name)
+    if is_case_sensitive:
+        return None
+    places = [place for place, each in enumerate(names) if each.lower() == name.lower()]
+    return places[0] if len(places) == 1 else None
+
+
+def _kind_of(column: str | None, schema: StructType) -> DataType:
+    assert column is not None
+    return schema[column].dataType

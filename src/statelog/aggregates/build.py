@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statelog.aggregates.accumulators import Reduction, bind_aggregates, hashed_types
+from statelog.aggregates.accumulators import Reduction, bind_aggregates, column_place, column_types, resolved
 from statelog.aggregates.combine import PartialAggregates
 from statelog.aggregates.functions import Aggregate, require_comparable
 from statelog.aggregates.operator import Completion, KeyedAggregates
 from statelog.aggregates.rows import Deduplicate, LatestRow, TopRows
-from statelog.checkpoint.settings import AGGREGATE, HASHED
+from statelog.checkpoint.settings import AGGREGATE, COLUMN_TYPE
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
@@ -38,6 +38,8 @@ class KeyedDefinition:
     is_streaming: bool
     ansi: bool
     """Whether the session is in ANSI mode."""
+    is_case_sensitive: bool = True
+    """Whether the session tells names of columns apart by case."""
 
     @property
     def others(self) -> list[int]:
@@ -74,11 +76,14 @@ def plan_aggregates(
     combine: bool,
 ) -> KeyedPlan:
     """Plan the aggregates of each key; ConfigurationError if the arguments do not fit each other or the input."""
-    bound = [*aggregates, *(_named(name, aggregate) for name, aggregate in named.items())]
+    bound = [
+        resolved(aggregate, definition.schema, is_case_sensitive=definition.is_case_sensitive)
+        for aggregate in [*aggregates, *(_named(name, aggregate) for name, aggregate in named.items())]
+    ]
     accumulators = bind_aggregates(bound, definition.schema, ansi=definition.ansi)
     settings: dict[str, int | str] = {"results": "aggregates of keys"}
     settings |= {AGGREGATE + one.output_name: str(one) for one in bound}
-    settings |= {HASHED + name: kind for name, kind in hashed_types(bound, definition.schema).items()}
+    settings |= {COLUMN_TYPE + name: kind for name, kind in column_types(bound, definition.schema).items()}
     completion = _completion(definition, "agg", output_mode, ttl)
     return _planned(definition, "agg", accumulators, completion, settings, combine=combine)
 
@@ -90,7 +95,7 @@ def plan_latest(definition: KeyedDefinition, by: str, ttl: int | Ttl | None, *, 
     rows = StructType([definition.schema[index] for index in others])
     reduction = LatestRow(_plain(rows), others, others.index(place))
     completion = _completion(definition, "latest", "update", ttl)
-    settings = {"results": "newest rows", "aggregate latest": by}
+    settings = {"results": "newest rows", "aggregate latest": definition.schema.names[place]}
     return _planned(definition, "latest", reduction, completion, settings, combine=combine)
 
 
@@ -102,7 +107,10 @@ def plan_top(definition: KeyedDefinition, size: int, by: str, ttl: int | Ttl | N
     columns = [place, *(index for index in definition.others if index != place)]
     reduction = TopRows(_plain(StructType([definition.schema[index] for index in columns])), columns, size)
     completion = _completion(definition, "top", "update", ttl)
-    settings: dict[str, int | str] = {"results": "greatest rows", "aggregate top": f"{size} by {by}"}
+    settings: dict[str, int | str] = {
+        "results": "greatest rows",
+        "aggregate top": f"{size} by {definition.schema.names[place]}",
+    }
     return _planned(definition, "top", reduction, completion, settings, combine=combine)
 
 
@@ -155,15 +163,15 @@ def _planned(
 
 def _ordering_column(definition: KeyedDefinition, method: str, by: str) -> int:
     """The place of the ordering column in the input."""
-    names = definition.schema.names
-    others = [names[index] for index in definition.others]
-    if by not in others:
+    others = [definition.schema.names[index] for index in definition.others]
+    place = column_place(by, others, is_case_sensitive=definition.is_case_sensitive)
+    if place is None:
         raise ConfigurationError(
             f"{method}: by is {by!r}, which is no column of the input besides the grouping columns.",
             hint=f"These columns are {', '.join(others) or 'none'}.",
         )
-    require_comparable(definition.schema[by].dataType, f"{method}(by={by!r})")
-    return names.index(by)
+    require_comparable(definition.schema[others[place]].dataType, f"{method}(by={by!r})")
+    return definition.others[place]
 
 
 def _named(name: str, aggregate: Any) -> Aggregate:

@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from statelog.aggregates.accumulators import Reduction
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
+from statelog.aggregates.operator import key_named
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.indexing import IndexedRows, index_rows
 from statelog.runs.byte_slices import BUDGET, cut_rows
@@ -101,15 +102,17 @@ class PartialAggregates:
 
     def _reduced(self, rows: IndexedRows) -> Iterator[pa.RecordBatch]:
         """The partial aggregates of keys: one for each, and more for a key with more rows than fit into a batch."""
-        start = 0
+        start, keys = 0, rows.first_of_keys(self.keys)
         for batch in rows.rows:
             groups = Groups(rows.key_index[start : start + batch.num_rows], len(rows.keys))
             start += batch.num_rows
+            with key_named(lambda group: tuple(column[group].as_py() for column in keys)):
+                held = self.reduction.reduce(self._lifted(batch), groups)
             yield self._made(
-                rows.first_of_keys(self.keys),
+                keys,
                 None if self.event_time is None else _newest(batch, self.event_time, groups),
                 groups.sizes,
-                self.reduction.reduce(self._lifted(batch), groups),
+                held,
                 pa.array(rows.keys.hashes.view(np.int64)),
             )
 

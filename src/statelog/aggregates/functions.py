@@ -28,8 +28,11 @@ from statelog.aggregates.hyperloglog import DEFAULT_RSD, HyperLogLogKernel, lg_k
 from statelog.aggregates.kernels import (
     MAX_PRECISION,
     MEAN_DIGITS,
+    OVERFLOWED,
     SUM_DIGITS,
     CountKernel,
+    DecimalMeanKernel,
+    DecimalSumKernel,
     ExtremeKernel,
     FirstLastKernel,
     Kernel,
@@ -68,7 +71,7 @@ class BoundAggregate:
 
     kernel: Kernel
     accumulator: tuple[tuple[str, DataType], ...]
-    """Suffix and type of each field, whose name is the output column's, with ``.suffix`` if that is not empty."""
+    """Suffix and type of each field; see :func:`statelog.aggregates.stored.stored_name`."""
     result: DataType
 
 
@@ -122,8 +125,8 @@ class Aggregate(ABC):
         by : DataType, optional
             The type of the column that orders the rows.
         ansi : bool
-            Whether a sum that does not fit its type is an error; otherwise it wraps around, or is null if it is a
-            decimal.
+            Whether a sum that does not fit its type is an error; otherwise it wraps around, or is null from then on if
+            it is a decimal.
 
         Returns
         -------
@@ -185,6 +188,9 @@ class Sum(Aggregate):
 
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         result = _sum_type(self._require(kind, _NUMBERS, "a number"))
+        if isinstance(result, DecimalType):
+            fields = (("", result), (OVERFLOWED, BooleanType()))
+            return BoundAggregate(DecimalSumKernel(_arrow(result), ansi=ansi), fields, result)
         return BoundAggregate(SumKernel(_arrow(result), wraps=not ansi), (("", result),), result)
 
     def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
@@ -197,13 +203,12 @@ class Mean(Aggregate):
 
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         kind = self._require(kind, _NUMBERS, "a number")
-        sums: DataType = DoubleType()
-        result: DataType = DoubleType()
         if isinstance(kind, DecimalType):
             sums = _sum_type(kind)
             result = _bounded_decimal(kind.precision + MEAN_DIGITS, kind.scale + MEAN_DIGITS)
-        kernel = MeanKernel(_arrow(sums), _arrow(result), wraps=not ansi)
-        return BoundAggregate(kernel, (("sum", sums), ("count", LongType())), result)
+            kernel = DecimalMeanKernel(_arrow(sums), _arrow(result), ansi=ansi)
+            return BoundAggregate(kernel, (("sum", sums), ("count", LongType())), result)
+        return BoundAggregate(MeanKernel(), (("sum", DoubleType()), ("count", LongType())), DoubleType())
 
     def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
         if pa.types.is_decimal(kind):

@@ -8,6 +8,7 @@ no values, and changes nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Final
 
@@ -26,24 +27,30 @@ MAX_PRECISION: Final = 38
 SUM_DIGITS: Final = 10
 """Digits that the sum of decimals has more than they have."""
 MEAN_DIGITS: Final = 4
-_LOW: Final = (1 << 32) - 1
+OVERFLOWED: Final = "overflowed"
+"""The field of a sum of decimals that says whether it has not fitted its type."""
+_LIMB_BITS: Final = 32
+_LOW: Final = (1 << _LIMB_BITS) - 1
 _SMALL: Final = 1 << 62
-_WRAPPED: Final = 1.5e38
-"""No sum of 128 bits is as large; Arrow's sums of decimals wrap around."""
 WIDE: Final = Context(prec=100, rounding=ROUND_HALF_UP)
-_SCALE_39: Final = Decimal(1).scaleb(-39)
+_SCALE_39: Final = Decimal(1).scaleb(-39, WIDE)
+_LONG_DIGITS: Final = 19
+"""Numbers of fewer digits fit 64 bits."""
+_NEAR: Final = 1e-9
+"""Doubles that differ by less may stand for equal numbers."""
 
 
 class Overflow(ProcessorError):
-    """A sum does not fit its type."""
+    """A sum, or another value, does not fit its type."""
 
-    def __init__(self, group: int, kind: str) -> None:
+    def __init__(self, group: int, kind: str, value: str = "sum") -> None:
         super().__init__(
-            f"a sum is beyond the reach of {kind}",
-            hint="Cast the column to a wider type, such as decimal(38, 0) or double.",
+            f"a {value} is beyond the reach of {kind}",
+            hint="Cast the column to a wider type, such as "
+            + ("decimal(38, 0) or double." if kind == "long" else "double, or a decimal of fewer decimal places."),
         )
         self.group = group
-        """The group with the sum."""
+        """The group with the value."""
 
 
 class Kernel(ABC):
@@ -79,7 +86,7 @@ class CountKernel(Kernel):
 
 
 class SumKernel(Kernel):
-    """Sum; null if there are no values. `wraps` lets sums of integers wrap around, and sums of decimals become null."""
+    """Sum of integers or floating-point numbers; null if there are no values. `wraps` lets integers wrap around."""
 
     def __init__(self, kind: pa.DataType, *, wraps: bool) -> None:
         self._kind = kind
@@ -93,27 +100,81 @@ class SumKernel(Kernel):
         return [_sums(held[0], groups, wraps=self._wraps)]
 
 
-class MeanKernel(Kernel):
-    """Sum and number of values; the sum is a double, or a decimal."""
+class DecimalSumKernel(Kernel):
+    """Sum of decimals, and whether it has not fitted its type; then it stays null, whatever comes.
 
-    def __init__(self, kind: pa.DataType, result: pa.DataType, *, wraps: bool) -> None:
+    Only the sum of the values that are reduced together has to fit, not that of the first few of them. `ansi` makes one
+    that does not an error.
+    """
+
+    def __init__(self, kind: pa.DataType, *, ansi: bool) -> None:
         self._kind = kind
-        self._result = result
-        self._wraps = wraps
-        self.adds_floats = pa.types.is_floating(kind)
+        self._ansi = ansi
 
     def lift(self, column: pa.Array, by: pa.Array) -> Columns:
-        return [column.cast(self._kind, safe=False), column.is_valid().cast(pa.int64())]
+        return [column.cast(self._kind), pa.array(np.zeros(len(column), bool))]
 
     def reduce(self, held: Columns, groups: Groups) -> Columns:
-        return [_sums(held[0], groups, wraps=self._wraps), pa.array(groups.sums(_filled(held[1], 0)))]
+        sums, had_overflowed = held
+        is_empty = ~_any_valid(sums, groups)
+        lost = had_overflowed.fill_null(False).to_numpy(zero_copy_only=False) if had_overflowed.true_count else None
+        sums, has_overflowed = _decimal_sums(sums, groups, is_empty, lost)
+        if self._ansi:
+            _refuse(has_overflowed, self._kind)
+        return [sums, pa.array(has_overflowed, mask=is_empty & ~has_overflowed)]
 
     def result(self, held: Columns) -> pa.Array:
-        sums, counts = held[0], held[1].fill_null(0)
-        counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
-        if not pa.types.is_decimal(self._kind):
-            return pc.divide(sums, counts.cast(pa.float64()))
-        return _decimal_quotients(sums, counts, self._result)
+        if self._ansi and held[1].true_count:
+            _refuse(held[1].fill_null(False).to_numpy(zero_copy_only=False), self._kind)
+        return held[0]
+
+
+class MeanKernel(Kernel):
+    """Sum and number of values; the sum is a double."""
+
+    adds_floats = True
+
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        return [column.cast(pa.float64(), safe=False), column.is_valid().cast(pa.int64())]
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        return [_sums(held[0], groups, wraps=True), pa.array(groups.sums(_filled(held[1], 0)))]
+
+    def result(self, held: Columns) -> pa.Array:
+        return pc.divide(held[0], _counts_above_zero(held[1]).cast(pa.float64()))
+
+
+class DecimalMeanKernel(Kernel):
+    """Sum of decimals and number of values; a sum that has not fitted its type is null, and stays so.
+
+    `ansi` makes a sum or a mean that does not fit an error; otherwise the mean is null.
+    """
+
+    def __init__(self, kind: pa.DataType, result: pa.DataType, *, ansi: bool) -> None:
+        self._kind = kind
+        self._result = result
+        self._ansi = ansi
+
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        return [column.cast(self._kind), column.is_valid().cast(pa.int64())]
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        sums, counts = held
+        lost = ~_valid(sums) & (_filled(counts, 0) > 0) if sums.null_count else None
+        totals = groups.sums(_filled(counts, 0))
+        sums, has_overflowed = _decimal_sums(sums, groups, totals == 0, lost)
+        if self._ansi:
+            _refuse(has_overflowed, self._kind)
+        return [sums, pa.array(totals)]
+
+    def result(self, held: Columns) -> pa.Array:
+        sums, counts = held
+        if self._ansi and sums.null_count:
+            _refuse(~_valid(sums) & (_filled(counts, 0) > 0), self._kind)
+        means, is_beyond = _decimal_quotients(sums, _counts_above_zero(counts), self._result)
+        if self._ansi:
+            _refuse(is_beyond, self._result, "mean")
+        return means
 
 
 class VarianceKernel(Kernel):
@@ -245,13 +306,17 @@ def _any_valid(column: pa.Array, groups: Groups) -> Mask:
     return groups.has_any(_valid(column))
 
 
+def _counts_above_zero(counts: pa.Array) -> pa.Array:
+    """Numbers of values, null where there are none."""
+    counts = counts.fill_null(0)
+    return pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
+
+
 def _sums(column: pa.Array, groups: Groups, *, wraps: bool) -> pa.Array:
-    """The sum of each group's values; null where there are none."""
+    """The sum of each group's integers or doubles; null where there are none."""
     is_empty = ~_any_valid(column, groups)
     if pa.types.is_floating(column.type):
         return pa.array(groups.float_sums(_filled(column, 0.0)), mask=is_empty)
-    if pa.types.is_decimal(column.type):
-        return _decimal_sums(column, groups, wraps=wraps)
     values = _filled(column, 0)
     if not wraps:
         _require_fitting(values, groups)
@@ -265,46 +330,98 @@ def _require_fitting(values: Int64s, groups: Groups) -> None:
     largest = max(-int(values.min()), int(values.max()))
     if largest * int(groups.sizes.max()) <= _SMALL:
         return
-    low, high = groups.sums(values & _LOW), groups.sums(values >> 32)
-    carried = high + (low >> 32)
+    low, high = groups.sums(values & _LOW), groups.sums(values >> _LIMB_BITS)
+    carried = high + (low >> _LIMB_BITS)
     beyond = np.flatnonzero((carried < -(1 << 31)) | (carried >= 1 << 31))
     if len(beyond):
         raise Overflow(int(beyond[0]), "long")
 
 
-def _decimal_sums(column: pa.Array, groups: Groups, *, wraps: bool) -> pa.Array:
-    sums = _grouped(column, groups, "sum")
-    about = groups.float_sums(_filled(column.cast(pa.float64()), 0.0))
-    limit = 10.0 ** (column.type.precision - column.type.scale)
-    is_near = np.abs(about) > limit * (1 - 1e-9)
-    if not is_near.any():
-        return sums.cast(column.type)
-    return _fitting_decimals(sums, about, column.type, wraps=wraps)
+def _refuse(mask: Mask, kind: pa.DataType, value: str = "sum") -> None:
+    """Raise Overflow for the first group where the mask is set."""
+    if mask.any():
+        raise Overflow(int(mask.argmax()), f"decimal({kind.precision},{kind.scale})", value)
 
 
-def _fitting_decimals(sums: pa.Array, about: npt.NDArray[Any], kind: pa.DataType, *, wraps: bool) -> pa.Array:
-    """The sums in their type, if they fit; `about` tells those that have wrapped around 128 bits."""
-    limit = 10 ** (kind.precision - kind.scale)
-    values: list[Any] = sums.to_pylist()
-    for group, value in enumerate(values):
-        has_wrapped = value is not None and abs(about[group]) * 10.0**kind.scale > _WRAPPED
-        if value is not None and (has_wrapped or value.copy_abs() >= limit):
-            if not wraps:
-                raise Overflow(group, f"decimal({kind.precision},{kind.scale})")
-            values[group] = None
-    return pa.array(values, kind)
+# ---- Decimals ----
 
 
-def _decimal_quotients(sums: pa.Array, counts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Quotients rounded as Spark rounds them: half up, first to 39 decimal places."""
+def _decimal_sums(column: pa.Array, groups: Groups, is_empty: Mask, lost: Mask | None) -> tuple[pa.Array, Mask]:
+    """The sum of each group's decimals, null where there are none or it does not fit, and where it does not fit.
+
+    `is_empty` are the groups without values, `lost` the rows that stand for sums that did not fit; None for none.
+    """
+    kind, count = column.type, groups.count
+    if column.null_count:
+        column = pc.fill_null(column, Decimal(0))
+    words = np.frombuffer(column.buffers()[1], "<i8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
+    low, high = words[:, 0], words[:, 1]
+    sums, is_beyond = np.empty((count, 2), "<i8"), np.zeros(count, bool)
+    if _sums_fit_longs(low, high, groups):
+        sums[:, 0] = groups.sums(low)
+        sums[:, 1] = sums[:, 0] >> 63
+        if kind.precision < _LONG_DIGITS:
+            is_beyond = np.abs(sums[:, 0]) >= 10**kind.precision
+    else:
+        limbs = _limb_sums(low, high, groups)
+        sums[:, 0] = limbs[0] | limbs[1] << _LIMB_BITS
+        sums[:, 1] = limbs[2] | limbs[3] << _LIMB_BITS
+        is_beyond = _are_beyond(limbs, 10**kind.precision)
+    if lost is not None:
+        is_beyond |= groups.has_any(lost)
+    is_null = is_empty | is_beyond
+    validity = pa.array(~is_null).buffers()[1] if is_null.any() else None
+    return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(sums)]), is_beyond
+
+
+def _sums_fit_longs(low: Int64s, high: Int64s, groups: Groups) -> bool:
+    """Whether the sums of groups of 128-bit numbers are known to fit 64 bits."""
+    if not len(low):
+        return True
+    if (high != low >> 63).any():
+        return False
+    largest = max(-int(low.min()), int(low.max()))
+    return largest * int(groups.sizes.max()) <= _SMALL
+
+
+def _limb_sums(low: Int64s, high: Int64s, groups: Groups) -> list[Int64s]:
+    """The exact sums of 128-bit numbers, in limbs of 32 bits from the lowest to the highest, which has the sign."""
+    limbs = [low & _LOW, low >> _LIMB_BITS & _LOW, high & _LOW, high >> _LIMB_BITS]
+    sums, carry = [], np.zeros(groups.count, np.int64)
+    for limb in limbs[:-1]:
+        total = groups.sums(limb) + carry
+        sums.append(total & _LOW)
+        carry = total >> _LIMB_BITS
+    return [*sums, groups.sums(limbs[-1]) + carry]
+
+
+def _are_beyond(limbs: Sequence[Int64s], limit: int) -> Mask:
+    """Which numbers are not between a limit and its negative."""
+    about = sum(limb * 2.0 ** (_LIMB_BITS * place) for place, limb in enumerate(limbs))
+    is_beyond: Mask = np.abs(about) > limit * (1 + _NEAR)
+    near = ~is_beyond & (np.abs(about) > limit * (1 - _NEAR))
+    for group in np.flatnonzero(near).tolist():
+        exact = sum(int(limb[group]) << _LIMB_BITS * place for place, limb in enumerate(limbs))
+        is_beyond[group] = abs(exact) >= limit
+    return is_beyond
+
+
+def _decimal_quotients(sums: pa.Array, counts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Quotients as Spark rounds them: half up, first to 39 decimal places; null where they do not fit, and where."""
 
     def quotient(one: Decimal, number: int) -> Decimal:
         exact = WIDE.divide(one, Decimal(number)).quantize(_SCALE_39, context=WIDE)
         return exact.quantize(unit, context=WIDE)
 
-    unit = Decimal(1).scaleb(-kind.scale)
+    unit, limit = Decimal(1).scaleb(-kind.scale, WIDE), Decimal(1).scaleb(kind.precision - kind.scale, WIDE)
     pairs = zip(sums.to_pylist(), counts.to_pylist(), strict=True)
-    return pa.array([None if one is None or number is None else quotient(one, number) for one, number in pairs], kind)
+    quotients = [None if one is None or number is None else quotient(one, number) for one, number in pairs]
+    is_beyond = np.zeros(len(quotients), bool)
+    if kind.precision == MAX_PRECISION:  # others have room for every mean
+        is_beyond[:] = [one is not None and one.copy_abs() >= limit for one in quotients]
+        for place in np.flatnonzero(is_beyond).tolist():
+            quotients[place] = None
+    return pa.array(quotients, kind), is_beyond
 
 
 def _grouped(column: pa.Array, groups: Groups, function: str) -> pa.Array:

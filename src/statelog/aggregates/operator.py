@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,6 +16,7 @@ from statelog.aggregates.accumulators import Reduction
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
+from statelog.aggregates.stored import stored_name
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.types import arrow_type
 from statelog.errors import ProcessorError
@@ -29,8 +30,8 @@ from statelog.shown import shown_key
 from statelog.tables.table import KeyBatch
 
 STATE: Final = "aggregates"
-LAST_FIELD: Final = "last_ms"
-"""The time of the key's newest row; it precedes the accumulators' fields where a timer needs it."""
+LAST_FIELD: Final = stored_name("", "last_ms")
+"""The time of the key's newest row; it precedes the accumulators' fields where the end of the key depends on it."""
 _US_PER_MS: Final = 1000
 
 
@@ -101,7 +102,7 @@ class KeyedAggregates:
         for batch in rows.rows:
             index = rows.key_index[groups_before : groups_before + batch.num_rows]
             groups_before += batch.num_rows
-            with key_named(self._key_codec, rows.keys):
+            with key_named(self._key_of(rows.keys)):
                 parts.append(self._reduction.reduce(self._lifted(batch), Groups(index, len(rows.keys))))
         held = parts[0] if len(parts) == 1 else self._merged(parts, rows.keys)
         reduced = pa.RecordBatch.from_arrays(
@@ -127,7 +128,7 @@ class KeyedAggregates:
         if self._completion.has_timers:
             self._register(rows.columns[:width], ~has, last)
         if not self._completion.is_append:
-            yield self._returned(rows.columns[:width], held)
+            yield self._returned(chunk.keys, rows.columns[:width], held)
 
     def fire(self, due: DueTimers, moment: Moment) -> Iterator[pa.RecordBatch]:
         """Return and forget the keys that are complete; others have had rows since their timer was set."""
@@ -144,9 +145,10 @@ class KeyedAggregates:
         self._state.clear(over)
         if completion.is_append and len(over):
             picked = pa.array(over)
-            keys = self._key_codec.decode_columns(due.keys.keys.take(picked))
+            keys = KeyBatch(due.keys.hashes[over], due.keys.keys.take(picked))
             first = 1 if completion.stores_last else 0
-            yield self._returned(keys, [column.take(picked) for column in stored[first:]])
+            held = [column.take(picked) for column in stored[first:]]
+            yield self._returned(keys, self._key_codec.decode_columns(keys.keys), held)
 
     def load_initial_state(self, chunk: IndexedRows, moment: Moment) -> Iterable[pa.RecordBatch]:
         raise AssertionError("aggregates take no initial rows")
@@ -173,7 +175,7 @@ class KeyedAggregates:
         """Merge accumulators of keys, the earlier ones first; `owners` has the key of each row."""
         index = [np.arange(len(keys))] * len(parts) if owners is None else owners
         held = [pa.concat_arrays(list(columns)) for columns in zip(*parts, strict=True)]
-        with key_named(self._key_codec, keys):
+        with key_named(self._key_of(keys)):
             return self._reduction.reduce(held, Groups(np.concatenate(index), len(keys)))
 
     def _last(self, chunk: IndexedRows, moment: Moment, stored: Columns) -> Int64s | None:
@@ -198,23 +200,27 @@ class KeyedAggregates:
         wanted = is_new & has_time
         self._timers.register(np.flatnonzero(wanted), ends_ms[wanted])
 
-    def _returned(self, keys: Columns, held: Columns) -> pa.RecordBatch:
-        results = self._reduction.results(held)
+    def _returned(self, keys: KeyBatch, columns: Columns, held: Columns) -> pa.RecordBatch:
+        """The output of keys, from their columns and accumulators."""
+        with key_named(self._key_of(keys)):
+            results = self._reduction.results(held)
         if results.owners is not None:
             owners = pa.array(results.owners)
-            keys = [column.take(owners) for column in keys]
-        return pa.RecordBatch.from_arrays([*keys, *results.columns], schema=self._output)
+            columns = [column.take(owners) for column in columns]
+        return pa.RecordBatch.from_arrays([*columns, *results.columns], schema=self._output)
+
+    def _key_of(self, keys: KeyBatch) -> Callable[[int], tuple[Any, ...]]:
+        return lambda position: self._key_codec.decode(keys.keys[position].as_py())
 
 
 @contextmanager
-def key_named(codec: KeyCodec, keys: KeyBatch, owners: Int64s | None = None) -> Iterator[None]:
-    """Name the key in errors of groups; `owners` has the position of each group's key, by default its own."""
+def key_named(key_of: Callable[[int], tuple[Any, ...]]) -> Iterator[None]:
+    """Name the key in errors of groups, given the key of a group."""
     try:
         yield
     except (Overflow, ListTooLarge) as error:
-        position = error.group if owners is None else int(owners[error.group])
-        key = codec.decode(keys.keys[position].as_py())
-        raise ProcessorError(f"key {shown_key(key)}: {error.message}.", kind=error.kind, hint=error.hint) from error
+        key = shown_key(key_of(error.group))
+        raise ProcessorError(f"key {key}: {error.message}.", kind=error.kind, hint=error.hint) from error
 
 
 def _has_floats(kind: pa.DataType) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql.types import DataType, DecimalType, StructType
 
 from statelog.aggregates.functions import Aggregate, Count, stored_type
+from statelog.aggregates.kernels import OVERFLOWED
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
 
@@ -29,7 +30,8 @@ def require_aggregating(aggregate: Aggregate, schema: StructType, subject: str) 
     kind = schema[0].dataType
     try:
         aggregate.row_function(arrow_type(kind, subject))
-        accumulator = aggregate.bind(kind).accumulator
+        # A function of a state raises where a sum does not fit, and so needs no mark.
+        accumulator = [field for field in aggregate.bind(kind).accumulator if field[0] != OVERFLOWED]
     except ConfigurationError as error:
         raise ConfigurationError(f"{subject}: {error.message}", hint=error.hint) from error
     needed = [field for _, field in accumulator]

@@ -1,4 +1,4 @@
-"""Input values as numbers: their stored form, with timestamps as microseconds, and doubles."""
+"""The stored form of aggregates: their fields' names, and input values as numbers, with timestamps as microseconds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ import pyarrow as pa
 
 _EXACT_DIGITS: Final = 15
 """Whole numbers of so many digits are doubles without rounding."""
+
+
+def stored_name(name: str, suffix: str) -> str:
+    """The name of a field of an aggregate's accumulator, which no other aggregate has.
+
+    A single dot separates the suffix, so those of the aggregate's own name are doubled.
+    """
+    own = name.replace(".", "..")
+    return f"{own}.{suffix}" if suffix else own
 
 
 def stored_arrow_type(kind: pa.DataType) -> pa.DataType:

@@ -14,9 +14,12 @@ from statelog.aggregates.hyperloglog import DEFAULT_RSD, HyperLogLogKernel, lg_k
 from statelog.aggregates.kernels import (
     MAX_PRECISION,
     MEAN_DIGITS,
+    OVERFLOWED,
     SUM_DIGITS,
     Columns,
     CountKernel,
+    DecimalMeanKernel,
+    DecimalSumKernel,
     ExtremeKernel,
     FirstLastKernel,
     Kernel,
@@ -26,7 +29,7 @@ from statelog.aggregates.kernels import (
 )
 from statelog.aggregates.list_kernels import MAX_LIST_BYTES, DistinctKernel, ListKernel
 from statelog.aggregates.quantiles import DEFAULT_COMPRESSION, QuantilesKernel
-from statelog.aggregates.stored import to_given
+from statelog.aggregates.stored import stored_name, to_given
 
 _VALUE: Final = ("",)
 _MOMENTS: Final = ("count", "mean", "m2")
@@ -63,13 +66,20 @@ def _fractions(detail: str) -> list[float]:
     return [float(each) for each in detail.split(",")]
 
 
-def _mean_type(sums: pa.DataType) -> pa.DataType:
-    """The type of a mean, as Spark chooses it; of sums with the most digits it has as many."""
+def _sum_kernel(sums: pa.DataType) -> Kernel:
+    if pa.types.is_decimal(sums):
+        return DecimalSumKernel(sums, ansi=False)
+    return SumKernel(sums, wraps=False)
+
+
+def _mean_kernel(sums: pa.DataType) -> Kernel:
+    """Of sums with the most digits the mean has as many."""
     if not pa.types.is_decimal(sums):
-        return sums
+        return MeanKernel()
     most = MAX_PRECISION
     digits = most if sums.precision == most else sums.precision - SUM_DIGITS + MEAN_DIGITS
-    return pa.decimal128(min(digits, most), min(sums.scale + MEAN_DIGITS, most))
+    result = pa.decimal128(min(digits, most), min(sums.scale + MEAN_DIGITS, most))
+    return DecimalMeanKernel(sums, result, ansi=False)
 
 
 def _moments(*, is_sample: bool, is_deviation: bool) -> _Kind:
@@ -80,8 +90,8 @@ def _moments(*, is_sample: bool, is_deviation: bool) -> _Kind:
 
 _KINDS: Final = {
     "count": _Kind((_VALUE,), lambda inner, kind, detail: CountKernel()),
-    "sum": _Kind((_VALUE,), lambda inner, kind, detail: SumKernel(kind, wraps=False)),
-    "mean": _Kind((("sum", "count"),), lambda inner, kind, detail: MeanKernel(kind, _mean_type(kind), wraps=False)),
+    "sum": _Kind((("", OVERFLOWED), _VALUE), lambda inner, kind, detail: _sum_kernel(kind)),
+    "mean": _Kind((("sum", "count"),), lambda inner, kind, detail: _mean_kernel(kind)),
     "var_samp": _moments(is_sample=True, is_deviation=False),
     "var_pop": _moments(is_sample=False, is_deviation=False),
     "stddev_samp": _moments(is_sample=True, is_deviation=True),
@@ -163,7 +173,7 @@ def _part(name: str, text: str, stored: pa.Schema, detail: str) -> _Part | None:
         return None
     inner = found[2] or ""
     for suffixes in kind.fields:
-        columns = tuple(stored.get_field_index(f"{name}.{suffix}" if suffix else name) for suffix in suffixes)
+        columns = tuple(stored.get_field_index(stored_name(name, suffix)) for suffix in suffixes)
         if min(columns) < 0:
             continue
         kernel = kind.kernel(inner, stored.field(columns[0]).type, detail)

@@ -27,8 +27,8 @@ AGGREGATE: Final = "aggregate "
 """The name of a ready-made aggregate follows."""
 VALUE_DETAIL: Final = "value of "
 """The name of an aggregate follows whose values do not follow from its accumulator alone."""
-HASHED: Final = "hashed type of "
-"""The name of an aggregate follows that counts the hashes of values; a hash depends on the type."""
+COLUMN_TYPE: Final = "column type of "
+"""The name of an aggregate follows whose state depends on the types of its columns, and does not show them."""
 _TTL: Final = "TTL of state "
 _NO_TTL: Final = "none"
 
@@ -115,9 +115,9 @@ RULES: Final = (
     ),
     Rule((VALUE_DETAIL,), _equal, "Only readers of state need it: the fractions of quantiles, and types."),
     Rule(
-        (HASHED,),
+        (COLUMN_TYPE,),
         _refused,
-        "A value of another type has another hash, and would be counted twice.",
+        "Its state has values of the old type: hashes, or numbers that have another meaning in the new type.",
         "Cast the column to its old type, or give the aggregate another alias: then it counts from now on.",
     ),
     Rule(
@@ -199,7 +199,7 @@ def inherit(settings: Settings, states: Sequence[StateSchema], before: Checkpoin
     if LATENESS in before.settings:
         closed_ms = max(closed_ms, before.watermark_ms - int(before.settings[LATENESS]))
     # Open windows still hold the results of a removed aggregate, and it may come back.
-    of_aggregates = (AGGREGATE, VALUE_DETAIL, HASHED)
+    of_aggregates = (AGGREGATE, VALUE_DETAIL, COLUMN_TYPE)
     removed = {name: value for name, value in before.settings.items() if name.startswith(of_aggregates)}
     declared = {state.name for state in states if not state.expires_by}
     return Inherited(

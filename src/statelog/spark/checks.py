@@ -138,6 +138,11 @@ def is_ansi(session: SparkSession) -> bool:
     return str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true"
 
 
+def is_case_sensitive(session: SparkSession) -> bool:
+    """Whether a session tells names of columns apart by case."""
+    return str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
+
 def parse_schema(
     schema: object, subject: str, parse: Parse = DataType.fromDDL, *, may_be_empty: bool = False
 ) -> StructType:

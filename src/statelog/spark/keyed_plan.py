@@ -14,12 +14,13 @@ from pyspark.sql.types import LongType, StructField, StructType
 from statelog.convert.codecs import ProcessorCodecs, recorded_settings
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
-from statelog.errors import ConfigurationError, ErrorKind
+from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.timers import timer_descriptor
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.runs.schema import StateDescriptor, StateLife, encode_schema
 from statelog.runs.times import Watermark
+from statelog.shown import redact_messages
 from statelog.spark import internals
 from statelog.spark.checks import warn_of_deleted, warn_of_no_watermark
 from statelog.spark.declare import declare_keyed
@@ -100,6 +101,23 @@ class BeforeShuffle(Protocol):
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Take the input's rows of a task, with the key hash behind them; returns rows with the hash behind them."""
+
+
+@dataclass(frozen=True)
+class _StepOfTask:
+    """The work of a map task; its errors name the operator, and hide keys like those of the operator."""
+
+    step: BeforeShuffle
+    uid: str
+    redacts_keys: bool
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        redact_messages(redacts=self.redacts_keys)
+        try:
+            yield from self.step.run(batches)
+        except ProcessorError as error:
+            where = f"operator '{self.uid}': the step before the shuffle failed"
+            raise ProcessorError(f"{where}: {error.message}", kind=error.kind, hint=error.hint) from error
 
 
 @dataclass(frozen=True)
@@ -208,7 +226,7 @@ def _operator_frame(
         names = [*(f"c{place}" for place in range(len(step.output))), HASH_COLUMN]
         kinds = [*(field.dataType for field in step.output), LongType()]
         columns = StructType([StructField(name, kind) for name, kind in zip(names, kinds, strict=True)])
-        rows = rows.mapInArrow(task_function(step), columns)
+        rows = rows.mapInArrow(task_function(_StepOfTask(step, spec.uid, spec.options.redact_keys)), columns)
     if initial is not None and not rows.isStreaming:
         more = initial.rows("i").withColumn(INITIAL_COLUMN, F.lit(True))
         rows = rows.withColumn(INITIAL_COLUMN, F.lit(False)).unionByName(more, allowMissingColumns=True)

@@ -24,7 +24,7 @@ from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
-from statelog.spark.checks import is_ansi
+from statelog.spark.checks import is_ansi, is_case_sensitive
 from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
 from statelog.streams.grouping import keyed_frame
@@ -382,6 +382,7 @@ class KeyedStream:
             event_time=next(iter(marked_columns(frame.df)), None) if watermark is None else watermark.column,
             is_streaming=frame.df.isStreaming,
             ansi=is_ansi(session),
+            is_case_sensitive=is_case_sensitive(session),
         )
 
     def _apply(self, plan: KeyedPlan, own: StatelogArguments, output_mode: str, event_time_column: str) -> DataFrame:
@@ -468,6 +469,7 @@ class KeyedStream:
             allowed_lateness_ms=allowedLatenessMs,
             late_column=lateColumn,
             ansi=is_ansi(df.sparkSession),
+            is_case_sensitive=is_case_sensitive(df.sparkSession),
         )
         return WindowedStream(self._frame, definition, watermark)
 

@@ -160,7 +160,7 @@ class AggregatedWindows(ABC):
 
     def _reduced(self, held: Columns, groups: Groups, owners: Int64s, keys: KeyBatch) -> Columns:
         """Merge the accumulators of each group; `owners` are the groups' keys."""
-        with key_named(self._key_codec, keys, owners):
+        with key_named(lambda group: self._key_codec.decode(keys.keys[int(owners[group])].as_py())):
             return self._accumulators.reduce(held, groups)
 
     # ---- Output ----
@@ -170,7 +170,8 @@ class AggregatedWindows(ABC):
         picked = pa.array(owners)
         columns = [column.take(picked) for column in keys]
         columns += [pa.array(at_ms * _US_PER_MS).cast(pa.timestamp("us", "UTC")) for at_ms in bounds]
-        columns += self._accumulators.results(held).columns
+        with key_named(lambda window: tuple(column[int(owners[window])].as_py() for column in keys)):
+            columns += self._accumulators.results(held).columns
         if self._clock.returns_late:
             columns.append(pa.nulls(len(owners), self._output.types[-1]))
         return pa.RecordBatch.from_arrays(

@@ -8,9 +8,9 @@ from typing import Any, Final, get_args
 
 from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
-from statelog.aggregates.accumulators import Accumulators, bind_aggregates, hashed_types, value_details
+from statelog.aggregates.accumulators import Accumulators, bind_aggregates, column_types, resolved, value_details
 from statelog.aggregates.functions import Aggregate, stored_type
-from statelog.checkpoint.settings import AGGREGATE, HASHED, LATENESS, VALUE_DETAIL
+from statelog.checkpoint.settings import AGGREGATE, COLUMN_TYPE, LATENESS, VALUE_DETAIL
 from statelog.checkpoint.window_settings import WindowKind, WindowResults
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.python_values import exact_type
@@ -69,6 +69,8 @@ class WindowDefinition:
     """The output column of rows that are too late; None drops them."""
     ansi: bool = True
     """Whether the session is in ANSI mode."""
+    is_case_sensitive: bool = True
+    """Whether the session tells names of columns apart by case."""
     parse: Callable[[str], DataType] = DataType.fromDDL
     """Parses DDL; Spark's own parser, the default, needs a session."""
 
@@ -100,12 +102,13 @@ class WindowDefinition:
 
     def aggregated(self, aggregates: Sequence[Aggregate]) -> WindowPlan:
         """Plan windows with ready-made aggregates."""
+        aggregates = [resolved(one, self.schema, is_case_sensitive=self.is_case_sensitive) for one in aggregates]
         accumulators = bind_aggregates(aggregates, self.schema, ansi=self.ansi)
         settings = self._settings(WindowResults.AGG)
         settings |= {AGGREGATE + one.output_name: str(one) for one in aggregates}
         details = value_details(aggregates, accumulators.result)
         settings |= {VALUE_DETAIL + name: detail for name, detail in details.items()}
-        settings |= {HASHED + name: kind for name, kind in hashed_types(aggregates, self.schema).items()}
+        settings |= {COLUMN_TYPE + name: kind for name, kind in column_types(aggregates, self.schema).items()}
         codecs = ColumnCodecs(
             settings=settings, drops_late=False, completes_in_batch=True, adds_floats=accumulators.adds_floats
         )
