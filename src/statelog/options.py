@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any, Final
 
 from statelog.errors import ConfigurationError
 from statelog.metrics import Observer
+from statelog.numbers import is_finite, is_whole
 
 TABLES: Final = ("runs", "memory", "rocksdb")
 """The values of the option `table`."""
@@ -18,9 +19,48 @@ _INLINE_BYTES: Final = 8 << 20
 _INLINE_OBJECT_BYTES: Final = 32 << 20
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+@dataclass(frozen=True)
+class _Range:
+    """The numbers that an option may be."""
 
+    least: float
+    is_whole: bool = False
+    is_above: bool = False
+    """Whether the least number itself is refused."""
+    may_be_none: bool = False
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value is in the range."""
+        if value is None:
+            return self.may_be_none
+        if not (is_whole(value) if self.is_whole else is_finite(value)):
+            return False
+        return bool(value > self.least if self.is_above else value >= self.least)
+
+    @property
+    def words(self) -> str:
+        """The range in a hint."""
+        number = "a whole number" if self.is_whole else "a finite number"
+        within = f"more than {self.least:g}" if self.is_above else f"{self.least:g} or more"
+        return f"{'None, or ' if self.may_be_none else ''}{number}, {within}"
+
+
+_RANGES: Final = (
+    ("retained_checkpoints merge_fan_in", _Range(2, is_whole=True)),
+    ("max_file_bytes upload_part_bytes max_in_flight_bytes upload_threads upload_attempts", _Range(1, is_whole=True)),
+    ("materialization_max_failures", _Range(0, is_whole=True)),
+    ("inline_budget_bytes", _Range(0, is_whole=True, may_be_none=True)),
+    ("max_space_amplification", _Range(1)),
+    (
+        "materialization_interval_s max_log_to_base replay_budget_s upload_retry_delay_s log_min_age_s"
+        " orphan_min_age_s",
+        _Range(0),
+    ),
+    ("upload_timeout_s driver_timeout_s", _Range(0, is_above=True)),
+    ("restore_deadline_s", _Range(0, is_above=True, may_be_none=True)),
+    ("heartbeat_s", _Range(0.1, may_be_none=True)),
+)
+"""Names of the options that are numbers, and their ranges."""
 
 _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("table", lambda value: value in TABLES, "'runs', 'memory' or 'rocksdb'"),
@@ -28,35 +68,21 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("compression", lambda value: value in ("lz4", "zstd", "none"), "'lz4', 'zstd' or 'none'"),
     ("placement", lambda value: value in ("auto", "on", "off"), "'auto', 'on' or 'off'"),
     ("changelog materialization plain_local_files redact_keys", lambda value: isinstance(value, bool), "True or False"),
-    ("retained_checkpoints merge_fan_in", lambda value: value >= 2, "2 or more"),
-    (
-        "max_file_bytes max_space_amplification upload_part_bytes max_in_flight_bytes upload_threads upload_attempts",
-        lambda value: value >= 1,
-        "1 or more",
-    ),
-    (
-        "materialization_interval_s materialization_max_failures max_log_to_base replay_budget_s"
-        " upload_retry_delay_s log_min_age_s orphan_min_age_s",
-        lambda value: value >= 0,
-        "0 or more",
-    ),
-    ("upload_timeout_s", lambda value: value > 0, "more than 0"),
-    ("driver_timeout_s", lambda value: 0 < value < math.inf, "more than 0, and finite"),
+    *((names, range_.fits, range_.words) for names, range_ in _RANGES),
     (
         "retained_s",
         lambda value: (
             isinstance(value, Mapping)
-            and all(_is_number(every) and _is_number(kept) and 0 < every <= kept for every, kept in value.items())
+            and all(is_finite(every) and is_finite(kept) and 0 < every <= kept for every, kept in value.items())
         ),
         "a mapping of seconds to seconds, of an interval to the longer time that its first checkpoint is kept",
     ),
-    ("inline_budget_bytes", lambda value: value is None or value >= 0, "None, or 0 or more"),
-    ("restore_deadline_s", lambda value: value is None or value > 0, "None, or more than 0"),
     (
-        "heartbeat_s",
-        lambda value: value is None or (_is_number(value) and value >= 0.1),
-        "None, or a number from 0.1 on",
+        "local_directory",
+        lambda value: value is None or (isinstance(value, str | PathLike) and bool(str(value).strip())),
+        "None, or the path of a directory",
     ),
+    ("observer", lambda value: isinstance(value, Observer), "an instance of statelog.Observer"),
 )
 """Names of options, the test of their values, and its words."""
 
@@ -163,7 +189,7 @@ class Options:
     Raises
     ------
     ConfigurationError
-        If a value is out of its range.
+        If a value has another type or is out of its range. Whole numbers may be NumPy's, too.
     """
 
     table: str = "runs"
@@ -203,7 +229,13 @@ class Options:
             for name in names.split():
                 value = getattr(self, name)
                 if not is_valid(value):
-                    raise ConfigurationError(f"Option {name} is {value!r}.", hint=f"It must be {expected}.")
+                    raise ConfigurationError(f"Option {name} is {value!r:.80}.", hint=f"It must be {expected}.")
+        for names, range_ in _RANGES:
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None:  # NumPy's numbers become Python's, which every format can store
+                    object.__setattr__(self, name, int(value) if range_.is_whole else float(value))
+        object.__setattr__(self, "retained_s", {float(every): float(kept) for every, kept in self.retained_s.items()})
 
     def for_store(self, *, can_append: bool) -> Options:
         """These options, with values that suit the store for those that are None."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog import ConfigurationError
+from statelog import ConfigurationError, OperatorProcessor
 from statelog.__main__ import main
 from statelog.runs.key_groups import GROUP_SHIFT
 from statelog.testing import Harness
@@ -160,3 +160,38 @@ def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.Captu
     assert main(["compare", one.location, other.location, "--at", "5"]) == 0
     assert main(["compare", one.location, str(tmp_path / "nothing")]) == 1
     assert "holds no state" in capsys.readouterr().err
+
+
+class Keep(OperatorProcessor):
+    """Keeps the numbers of its rows."""
+
+    def init(self, handle: Any) -> None:
+        self._numbers = handle.getListState("numbers", "n long")
+        self._all = handle.getUnionListState("all", "n long")
+
+    def process(self, rows: Iterator[Any], *_: Any) -> Iterator[Any]:
+        for row in rows:
+            self._numbers.add((row.n,))
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+def kept(parallelism: int, numbers: list[int]) -> Harness:
+    harness = Harness(Keep(), input="n long", output="n long", parallelism=parallelism)
+    harness.push([(number,) for number in numbers])
+    return harness
+
+
+def test_elements_without_keys_are_compared_wherever_they_are() -> None:
+    with kept(1, [1, 2, 2, 3, 4]) as one, kept(3, [4, 2, 3, 1, 2]) as other, kept(2, [1, 2, 3, 3, 4]) as unlike:
+        places = [parts_of(harness).query.location for harness in (one, other, unlike)]
+        assert all(each.is_equal for each in statelog.compare(*places[:2]))
+        assert {each.state: each.is_equal for each in statelog.compare(places[0], places[2])} == {
+            "all": True,
+            "numbers": False,
+        }
+        one.restart(2)
+        one.push([])
+        assert all(each.is_equal for each in statelog.compare(*places[:2]))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import random
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import ConfigurationError, StateMissingError
+from statelog.errors import ErrorKind
+from statelog.testing import Harness
+from statelog.testing.harness import parts_of
 from tests.model.engine import Model
 from tests.reading.story import KEYS, STATES, Story, list_rows, map_rows, rows, value_rows
 
@@ -122,6 +131,30 @@ def test_a_folder_without_state_is_named(tmp_path: Path) -> None:
         statelog.read_state(tmp_path)
 
 
+def test_a_query_before_its_first_batch_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text('{"id":"query"}')
+    with pytest.raises(ConfigurationError, match="holds no state yet: .* Hint: Read it after the query's first batch"):
+        statelog.read_state(tmp_path)
+
+
+def test_a_time_may_be_a_text(story: Story) -> None:
+    newest = statelog.read_state(story.location, state="value").read_all()
+    texts: list[Any] = ["2100-01-01", "2100-01-01T00:00:00", "2100-01-01T00:00:00+02:00", np.int64(11), "11"]
+    for at in texts:
+        assert statelog.read_state(story.location, state="value", at=at).read_all() == newest
+        with statelog.open_state(story.location, at=at) as reader:
+            assert reader.read("value").read_all() == newest
+    with pytest.raises(StateMissingError, match="no checkpoint of 1970-01-01T00:00:00\\+00:00 or before"):
+        statelog.read_state(story.location, state="value", at="1970-01-01")
+
+
+@pytest.mark.parametrize("at", [1.5, True, "tomorrow", "", datetime.date(2026, 1, 1), [3]])
+def test_what_names_no_checkpoint_is_refused(story: Story, at: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Hint: Pass a") as one:
+        statelog.read_state(story.location, state="value", at=at)
+    assert one.value.kind is ErrorKind.VALUE_MISMATCH
+
+
 @pytest.mark.parametrize("at", [-1, 0, 12])
 def test_a_checkpoint_that_is_not_retained_is_named(story: Story, at: int) -> None:
     with pytest.raises(StateMissingError, match=f"no checkpoint {at}: it retains 2 to 11"):
@@ -164,3 +197,52 @@ def test_keys_that_do_not_fit_are_refused(story: Story, keys: Any) -> None:
 
 def test_no_keys_are_no_rows(story: Story) -> None:
     assert statelog.read_state(story.location, state="map", keys=[]).read_all().num_rows == 0
+
+
+# ---- Keys with times ----
+
+
+@pytest.fixture(params=["America/New_York", "Asia/Kolkata"])
+def local_zone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the process live in a zone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz", "struct<at:timestamp,n:long>"])
+@pytest.mark.usefixtures("local_zone")
+def test_a_datetime_without_a_zone_is_what_spark_returns(kind: str) -> None:
+    schema = f"k {kind}, x long"
+    aware = datetime.datetime(2024, 11, 3, 5, 30, 0, 7, datetime.UTC)  # the second half past one in New York
+    given: Any = {"timestamp": aware, "timestamp_ntz": aware.replace(tzinfo=None)}.get(kind, {"at": aware, "n": 1})
+    with Harness(Echo(), input=schema, keys=["k"], output=schema, sessionTimeZone="America/New_York") as harness:
+        [row] = harness.push([(given, 1)])
+        location = parts_of(harness).query.location
+
+        def found(key: Any) -> int:
+            return int(statelog.read_state(location, keys=[key]).read_all().num_rows)
+
+        returned: Any = row.k.asDict() if isinstance(row.k, Row) else row.k
+        assert found((returned,)) == found({"k": returned}) == found((given,)) == 1
+        if kind == "timestamp":
+            assert returned.tzinfo is None
+            assert found(returned) == 1
+            assert found(returned.astimezone()) == 1
+            assert found(aware.replace(tzinfo=None)) == 0
+
+
+class Echo(StatefulProcessor):
+    """Returns its rows, and keeps that there were some."""
+
+    def init(self, handle: Any) -> None:
+        self._seen = handle.getValueState("seen", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self._seen.update((1,))
+        yield from rows
+
+    def close(self) -> None:
+        pass

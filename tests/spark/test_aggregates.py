@@ -266,6 +266,8 @@ def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Pat
         by_user.top(0, "n")
     with pytest.raises(ConfigurationError, match="cannot be combined before the shuffle"):
         by_user.agg(total, combine=True, watermark=Watermark("time", inputs=2, input_column="n"))
+    with pytest.raises(ConfigurationError, match="cannot be combined before the shuffle"):
+        by_user.agg(total, combine=True, watermark=Watermark("time", max_ahead=1))
     with pytest.raises(ConfigurationError, match="the ttl is the watermark's delay"):
         by_user.dedup(1000, withinWatermark=True)
     with pytest.raises(ConfigurationError, match="withinWatermark needs a watermark"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,11 +106,88 @@ def test_an_input_without_rows_holds_it_back() -> None:
         assert harness.push([]) == [Row(what="timer", at=3000, watermark=3000)]
 
 
+HOUR_MS = 3_600_000
+NOW_MS = 1_700_000_000_000
+FAR_MS = NOW_MS + 20 * 365 * 24 * HOUR_MS
+
+
+def test_a_row_too_far_ahead_of_processing_time_does_not_move_it() -> None:
+    with make_harness(Watermark("at", delay_ms=100, max_ahead=HOUR_MS)) as harness:
+        harness.push([("a", 0, at(NOW_MS)), ("broken", 0, at(FAR_MS)), ("b", 0, at(NOW_MS + HOUR_MS + 1))], NOW_MS)
+        assert harness.repeatBatch() == harness.repeatBatch(restart=True)
+        harness.push([("c", 0, at(NOW_MS + HOUR_MS))])  # not too far
+        assert harness.watermarkMs == NOW_MS - 100
+        harness.restart(3, keepLocal=False)
+        harness.push([])
+        assert harness.watermarkMs == NOW_MS + HOUR_MS - 100
+        assert [checkpoint.late_rows for checkpoint in harness.checkpoints] == [0] * 4
+
+
+def test_of_several_inputs_each_may_be_ahead() -> None:
+    watermark = Watermark("at", inputs=2, input_column="source", max_ahead=0)
+    with make_harness(watermark) as harness:
+        harness.push([("a", 0, at(500)), ("b", 1, at(2000)), ("c", 1, at(700))], 1000)
+        harness.push([])
+        assert harness.watermarkMs == 500
+        harness.push([("a", 0, at(900))], 1000)
+        harness.push([])
+        assert harness.watermarkMs == 700
+
+
+def test_rows_that_are_late_because_of_a_row_from_the_future_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("statelog.checkpoint.slow")
+    monkeypatch.setattr(logger, "propagate", True)
+    caplog.set_level(logging.INFO, logger.name)
+    with make_harness(Watermark("at", delay_ms=HOUR_MS)) as harness:
+        harness.push([("a", 0, at(NOW_MS))], NOW_MS)
+        harness.push([("a", 0, at(NOW_MS - 2 * HOUR_MS))])
+        harness.push([("a", 0, at(NOW_MS - 2 * HOUR_MS)), ("broken", 0, at(FAR_MS))])
+        assert [checkpoint.late_rows for checkpoint in harness.checkpoints] == [0, 0, 1]
+        assert caplog.records == [], "late, and no fault of the clock"
+        harness.push([])
+        harness.push([])
+        harness.push([("a", 0, at(NOW_MS)), ("b", 0, at(NOW_MS))])
+        harness.push([("a", 0, at(NOW_MS))])
+        said = [(record.levelname, record.getMessage()) for record in caplog.records]
+        assert [level for level, _ in said] == ["WARNING", "INFO"]
+        assert "late rows: 2 in batch 5, 2 since the watermark has been ahead of the clock" in said[0][1]
+        assert "it is 2043-11-09 21:13:20, and the batch's processing time is 2023-11-14" in said[0][1]
+        assert "the latest 2043-11-09 22:13:20" in said[0][1]
+        assert "late rows: 1 in batch 6, 3 since" in said[1][1]
+        harness.restart(2)
+        harness.push([("a", 0, at(NOW_MS))])
+        assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+
+
+def test_the_warning_is_also_for_sparks_watermark(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("statelog.checkpoint.slow")
+    monkeypatch.setattr(logger, "propagate", True)
+    arguments: dict[str, Any] = {"input": "k string, at timestamp", "keys": ["k"], "timeMode": "EventTime"}
+    output = "what string, at long, watermark long"
+    with Harness(Times(), output=output, eventTime="at", **arguments) as harness:
+        harness.push([("a", at(NOW_MS))], NOW_MS)
+        harness.advanceWatermark(FAR_MS)
+        harness.push([("a", at(NOW_MS))])
+        assert len(caplog.records) == 1
+        harness.push([], FAR_MS)  # the clock has caught up
+        harness.push([("a", at(NOW_MS))])
+        assert len(caplog.records) == 1
+        harness.advanceWatermark(FAR_MS + 2)
+        harness.push([("a", at(NOW_MS))])
+        assert len(caplog.records) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         ({"delay_ms": -1}, "delay_ms"),
         ({"delay_ms": 1.5}, "delay_ms"),
+        ({"max_ahead": -1}, "max_ahead"),
+        ({"max_ahead": True}, "max_ahead"),
         ({"inputs": 0}, "inputs"),
         ({"inputs": 2}, "input_column"),
         ({"input_column": "source"}, "input_column"),

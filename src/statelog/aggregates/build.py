@@ -18,6 +18,7 @@ from statelog.checkpoint.settings import AGGREGATE, COLUMN_TYPE
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
+from statelog.numbers import checked_whole
 from statelog.operators.event_time import EventTime
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Ttl
@@ -101,8 +102,7 @@ def plan_latest(definition: KeyedDefinition, by: str, ttl: int | Ttl | None, *, 
 
 def plan_top(definition: KeyedDefinition, size: int, by: str, ttl: int | Ttl | None, *, combine: bool) -> KeyedPlan:
     """Plan the greatest rows of each key; raises ConfigurationError like :func:`plan_aggregates`."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(f"top: n is {size!r}.", hint="It must be a whole number, 1 or more.")
+    size = checked_whole(size, "top: n", 1)
     place = _ordering_column(definition, "top", by)
     columns = [place, *(index for index in definition.others if index != place)]
     reduction = TopRows(_plain(StructType([definition.schema[index] for index in columns])), columns, size)

@@ -16,7 +16,7 @@ from statelog.checkpoint.progress import RestoringSubtasks
 from statelog.checkpoint.protocol import Ack, Fetch, Fetched, JobOutcome, TaskId, View
 from statelog.checkpoint.redistribution import SnapshotView, require_equal_copies, warn_of_large_snapshot
 from statelog.checkpoint.settings import inherit
-from statelog.checkpoint.slow import SlowCheckpoints
+from statelog.checkpoint.slow import FutureWatermark, SlowCheckpoints
 from statelog.checkpoint.views import Views
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, ProcessorError, ProtocolError
@@ -76,6 +76,7 @@ class ActiveOperator:
         self._large: set[int] = set()
         """Subtasks of an unkeyed operator that have been warned of a large snapshot."""
         self._slow = SlowCheckpoints(name)
+        self._future = FutureWatermark(name)
         self.measurements = Measurements()
         self.restoring = RestoringSubtasks(config, options.observer, name, clock)
         self.metrics = KeptMetrics(options.observer)
@@ -306,10 +307,11 @@ class ActiveOperator:
         batch.metrics = metrics
         return metrics
 
-    def publish(self, metrics: CheckpointMetrics, acks: Sequence[AcceptedAck]) -> None:
+    def publish(self, batch: OperatorBatch, metrics: CheckpointMetrics, acks: Sequence[AcceptedAck]) -> None:
         """Tell the observer of the metrics of a durable checkpoint."""
         self.metrics.checkpoint(metrics)
         self._slow.note(metrics, [accepted.ack for accepted in acks])
+        self._future.note(metrics, batch.time, [] if batch.durable is None else batch.durable.max_event_ms)
 
 
 def _seed(config: OperatorConfig, identity: str, batch: int, given: Sequence[BaseRange] | None) -> History:

@@ -173,7 +173,7 @@ class CheckpointWriter:
                 )
             elif durable.revision:
                 continue  # the revision is another operator's
-            operator.publish(metrics, acks[section.uid])
+            operator.publish(own, metrics, acks[section.uid])
 
     def _most_log_bytes(self, identity: str) -> float:
         """How much of the log an operator may hold back before it has to materialize its state."""

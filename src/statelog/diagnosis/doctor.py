@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,10 @@ from statelog.diagnosis.limited import START_CHECKS, Check, Findings, run_limite
 from statelog.diagnosis.session import make_session, stop_session
 from statelog.diagnosis.settings import NO_DATA, setting_findings
 from statelog.diagnosis.versions import Installed, package_findings, requirements, spark_findings, teller
-from statelog.errors import ConfigurationError, StatelogError
+from statelog.errors import StatelogError
 from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
+from statelog.numbers import checked_seconds
 from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.checks import check_options, checked_location
@@ -103,10 +103,8 @@ class _Diagnosis:
     def __init__(self, location: str | Path, options: Options | None, timeout_s: float) -> None:
         self._options = Options() if options is None else options
         check_options(self._options)
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
-            raise ConfigurationError(f"timeout_s is {timeout_s!r}.", hint="It must be a number of seconds above 0.")
         self._location = location
-        self._timeout_s = timeout_s
+        self._timeout_s = checked_seconds(timeout_s, "timeout_s", is_above=True)
         self._installed = Installed(**teller()())
         self.place = Place(DRIVER, self._installed.host)
 

@@ -30,6 +30,8 @@ class EventTime:
     """The column with the number of a row's input, from 0; None if there is only one input."""
     rows_column: int | None = None
     """The column with the number of rows that a row stands for; None if it stands for itself."""
+    max_ahead_ms: int | None = None
+    """How far ahead of processing time a row may be to move the operator's own watermark; None for no limit."""
 
     def times_us(self, rows: pa.RecordBatch) -> pa.Array:
         """Event time of each row, microseconds since the Unix epoch; null where the row has none."""
@@ -62,14 +64,20 @@ class EventTime:
                 hint="Return rows whose event time is after the watermark of the batch before.",
             )
 
-    def largest_ms(self, rows: pa.RecordBatch) -> list[int | None]:
-        """The largest event time of each of the `inputs`, milliseconds; None for an input without rows."""
+    def largest_ms(self, rows: pa.RecordBatch, processing_ms: int) -> list[int | None]:
+        """The largest event time of each of the `inputs`, milliseconds; None for an input without rows.
+
+        Rows that are too far ahead of the batch's processing time do not count.
+        """
         if not rows.num_rows:
             return [None] * self.inputs
         parts = [self.times_us(rows)]
         if self.input_column is not None:
             inputs = rows.column(self.input_column)
             parts = [parts[0].filter(pc.equal(inputs, index)) for index in range(self.inputs)]
+        if self.max_ahead_ms is not None:
+            newest_us = (processing_ms + self.max_ahead_ms) * _US_PER_MS
+            parts = [times.filter(pc.less_equal(times, newest_us)) for times in parts]
         largest = (pc.max(times).as_py() for times in parts[: self.inputs])
         return [None if time_us is None else time_us // _US_PER_MS for time_us in largest]
 

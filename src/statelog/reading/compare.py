@@ -14,7 +14,7 @@ import xxhash
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.reader import StateReader, open_state, stored_states
 from statelog.reading.source import At
-from statelog.reading.tables import HASH, SUBTASK
+from statelog.reading.tables import HASH, POSITION, SUBTASK
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.runs.keys import KeyCodec
 
@@ -60,7 +60,8 @@ def compare(
     """Compare all states of an operator with those of another query's, such as a new version that runs in its shadow.
 
     Both states are read whole, in bounded memory. The rows of each key group are added up as 128-bit hashes of their
-    columns, so that neither the order of rows, nor parallelism, nor the stored files matter. NaN equals NaN.
+    columns, so that neither the order of rows, nor parallelism, nor the stored files matter. NaN equals NaN. Of an
+    operator without keys the elements of all subtasks count, each as often as it is there, in any order.
 
     Parameters
     ----------
@@ -105,12 +106,14 @@ def _compared(
 ) -> StateComparison:
     schemas = [reader.read(state).schema for reader in (first, second)]
     fields = [{field.name: field.type for field in schema} for schema in schemas]
-    columns = [name for name in schemas[0].names if name not in ignore and name != SUBTASK]
-    for name in sorted(set(columns) | set(schemas[1].names) - set(ignore) - {SUBTASK}):
+    is_keyed = SUBTASK not in schemas[0].names
+    # Subtasks have the elements of an operator without keys in any division, so their places mean nothing.
+    left_out = set(ignore) | (set() if is_keyed else {SUBTASK, POSITION})
+    columns = [name for name in schemas[0].names if name not in left_out]
+    for name in sorted(set(columns) | set(schemas[1].names) - left_out):
         if fields[0].get(name) != fields[1].get(name):
             types = " and ".join(str(each.get(name, "missing")) for each in fields)
             raise _different(*names, f"column '{name}' of state '{state}' in the same type: {types}")
-    is_keyed = SUBTASK not in schemas[0].names
     (rows, hashes), (other_rows, other_hashes) = (
         _content(reader, state, columns, is_keyed=is_keyed) for reader in (first, second)
     )

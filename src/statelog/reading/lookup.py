@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from statelog.convert.local_times import to_utc
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore_plan import RestorePlan
 from statelog.reading.run_search import RunSearch, SearchedPart, parts_of
@@ -28,7 +30,11 @@ from statelog.tables.table import KeyBatch
 _NEVER: Final = np.iinfo(np.int64).max
 
 Keys: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Any]
-"""Keys: columns named as the key's fields; or a sequence with a tuple, a dict or, for one field, a value per key."""
+"""Keys: columns named as the key's fields; or a sequence with a tuple, a dict or, for one field, a value per key.
+
+A datetime without a zone is what Spark's ``collect()`` returns: for a timestamp the local time of this process, for a
+``timestamp_ntz`` the time itself.
+"""
 
 
 class Lookup:
@@ -107,13 +113,28 @@ def _key_columns(keys: Keys, schema: pa.Schema, name: str) -> list[pa.Array]:
         if isinstance(keys, pa.Table):
             return [keys[field.name].cast(field.type).combine_chunks() for field in schema]
         rows = [_row(key, schema) for key in keys]
-        return [pa.array([row[place] for row in rows], field.type) for place, field in enumerate(schema)]
+        return [
+            pa.array([_instant(row[place], field.type) for row in rows], field.type)
+            for place, field in enumerate(schema)
+        ]
     except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(
             f"{name} has the key ({fields}), and the given keys do not fit: {error}.",
             kind=ErrorKind.VALUE_MISMATCH,
             hint="Pass a table with these columns, or a sequence with a tuple or dict of these fields for each key.",
         ) from error
+
+
+def _instant(value: Any, kind: pa.DataType) -> Any:
+    """A value whose datetimes without a zone, as Spark returns them for timestamps, have become instants."""
+    if isinstance(value, datetime) and pa.types.is_timestamp(kind) and kind.tz is not None:
+        return to_utc(value)
+    if isinstance(value, Mapping) and pa.types.is_struct(kind):
+        names = {field.name: field.type for field in kind}
+        return {name: _instant(one, names[name]) if name in names else one for name, one in value.items()}
+    if isinstance(value, (list, tuple)) and pa.types.is_list(kind):
+        return [_instant(one, kind.value_type) for one in value]
+    return value
 
 
 def _row(key: Any, schema: pa.Schema) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from statelog.checkpoint.pins import Pin, has_expired, read_pin
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.log.open import PINS_FOLDER
+from statelog.numbers import is_finite
 from statelog.reading.source import At, StoredQuery, choose_for_all, choose_source, find_log, open_query
 from statelog.storage import ObjectInfo, Store
 
@@ -111,7 +111,7 @@ def pin(
     --------
     >>> statelog.pin("/data/checkpoints/flights", at=1200, lasts_s=7 * 86400, owner="audit of May")  # doctest: +SKIP
     """
-    if lasts_s is not None and not 0 < lasts_s < math.inf:
+    if lasts_s is not None and (not is_finite(lasts_s) or lasts_s <= 0):
         raise ConfigurationError(
             f"lasts_s is {lasts_s!r}.",
             kind=ErrorKind.VALUE_MISMATCH,

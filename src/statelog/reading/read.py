@@ -16,7 +16,7 @@ from statelog.reading.lookup import Keys, Lookup
 from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.savepoint import SavedSource, open_saved, saved_rows
 from statelog.reading.scan import ReadPart, cut_parts, part_sizes, scan_part
-from statelog.reading.source import At, Source, StoredOperator, is_savepoint, open_source
+from statelog.reading.source import At, Source, StoredOperator, checked_at, is_savepoint, open_source
 from statelog.reading.states import StateTable, chosen_columns, chosen_table
 from statelog.reading.tables import ElementColumns, StateColumns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
@@ -47,11 +47,14 @@ def read_state(
         The state; needed if there are several. ``"timers"`` are the operator's timers, ``"windows"`` its open windows.
     at : int, datetime or str, optional
         The batch whose checkpoint is read; or a time with its zone: then the newest checkpoint whose batch is not
-        later; or the name of a pin, see :func:`list_pins`. Only its name tells a checkpoint that was taken back, or one
-        of an operator whose state was given up. By default the newest one. A savepoint has one batch.
+        later; or the name of a pin, see :func:`list_pins`. A time may be a text in ISO 8601, in UTC if it has no zone.
+        Only a pin's name tells a checkpoint that was taken back, or one of an operator whose state was given up. By
+        default the newest one. A savepoint has one batch.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
         Only the rows of these keys: a table with the key's fields, or for each key a tuple, a dict or, if the key has
-        one field, a value. Few blocks are read for them, and nothing else; of a savepoint the files with their hashes.
+        one field, a value. A datetime without a zone is what Spark's ``collect()`` returns: for a timestamp the local
+        time of this process, for a ``timestamp_ntz`` the time itself. A table's columns without a zone are in UTC. Few
+        blocks are read for them, and nothing else; of a savepoint the files with their hashes.
     columns : sequence of str, optional
         The columns to read, in this order; by default all but ``hash``.
 
@@ -90,7 +93,7 @@ def read_state(
         table = chosen_table(source, state)
         return select_columns(source, table, columns), open_rows(source, table, keys)
 
-    return open_pinned(make, is_fixed=isinstance(at, int | str))
+    return open_pinned(make, is_fixed=isinstance(checked_at(at), int | str))
 
 
 def _read_saved(

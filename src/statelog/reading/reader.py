@@ -15,7 +15,7 @@ from statelog.errors import ConfigurationError, CorruptionError, PinExpiredError
 from statelog.reading.lookup import Keys, Lookup
 from statelog.reading.pinned import is_given_up, reading
 from statelog.reading.read import found_rows, select_columns
-from statelog.reading.source import At, Source, open_source
+from statelog.reading.source import At, Source, checked_at, open_source
 from statelog.reading.states import StateTable, chosen_table, shown_name, tables_of
 
 _ATTEMPTS = 5
@@ -162,6 +162,6 @@ def open_state(location: str | Path, uid: str | None = None, *, at: At | None = 
         try:
             return StateReader(open_source(str(location), uid, at))
         except PinExpiredError:
-            if isinstance(at, int | str):
+            if isinstance(checked_at(at), int | str):
                 raise
     return StateReader(open_source(str(location), uid, at))

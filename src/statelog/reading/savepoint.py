@@ -29,7 +29,15 @@ from statelog.reading.manifest import (
     reading_parquet,
 )
 from statelog.reading.scan import MEMORY_BYTES
-from statelog.reading.source import At, StoredOperator, is_savepoint, open_source, time_limit_ms, utc_text
+from statelog.reading.source import (
+    At,
+    StoredOperator,
+    checked_at,
+    is_savepoint,
+    open_source,
+    time_limit_ms,
+    utc_text,
+)
 from statelog.reading.tables import HASH
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.keys import KeyCodec
@@ -113,6 +121,7 @@ def read_manifest(location: str) -> tuple[Store, Manifest]:
 
 def _require_batch(batch: int, time_ms: int, at: At | None, location: str) -> None:
     """Refuse a batch or a time that a savepoint does not have."""
+    at = checked_at(at)
     if isinstance(at, datetime):
         is_there, asked = time_ms <= time_limit_ms(at), f"of {at.isoformat()} or before"
     else:

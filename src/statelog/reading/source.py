@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import Pin, pins_of, read_pin, standing_pins
@@ -15,13 +15,19 @@ from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.log.entry import Checkpoint, QueryCheckpoint, Settings
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER, STATE_FOLDER, open_location
+from statelog.numbers import is_whole
 from statelog.reading.manifest import MANIFEST
 from statelog.runs.schema import StateSchema
 from statelog.storage import Store
 from statelog.storage.store import if_present
 
+SPARK_METADATA: Final = "metadata"
+"""The file that Spark writes into a checkpointLocation when a query starts."""
+
 At: TypeAlias = int | datetime | str
-"""A checkpoint: its batch; a time, which means the newest one whose batch is not later; or the name of a pin."""
+"""A checkpoint: its batch; a time, which means the newest one whose batch is not later; or the name of a pin.
+
+Users may pass a text for each, see :func:`parse_at`."""
 
 
 def parse_at(text: str) -> At:
@@ -41,6 +47,21 @@ def parse_at(text: str) -> At:
             hint="Pass a number, or a time such as 2026-05-01T12:00:00.",
         ) from error
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def checked_at(at: object) -> At | None:
+    """A checkpoint as a user names it: a text as :func:`parse_at`; ConfigurationError if it is nothing of the kind."""
+    if at is None or isinstance(at, datetime):
+        return at
+    if isinstance(at, str):
+        return parse_at(at)
+    if is_whole(at):
+        return int(at)
+    raise ConfigurationError(
+        f"at is {at!r:.80}.",
+        kind=ErrorKind.VALUE_MISMATCH,
+        hint="Pass a batch, a datetime with its zone, a text such as '2026-05-01T12:00:00+02:00', or a pin's name.",
+    )
 
 
 class StoredOperator(Protocol):
@@ -279,6 +300,7 @@ def open_source(location: str, uid: str | None, at: At | None) -> Source:
 
 def choose_source(query: StoredQuery, uid: str | None, at: At | None) -> Source:
     """Choose an operator's checkpoint of a query; the rest is that of :func:`open_source`."""
+    at = checked_at(at)
     if isinstance(at, str):
         return _of_pin(query, uid, at)
     return choose_checkpoint(query, query.one(uid), at)
@@ -345,6 +367,7 @@ def choose_for_all(query: StoredQuery, at: At | None) -> tuple[QueryHistory, int
 
     Returns the checkpoints of these operators that lead to it, and its batch; the rest is that of :func:`open_source`.
     """
+    at = checked_at(at)
     if isinstance(at, str):
         pin = read_named_pin(query, at)
         return pin.query(query.store), pin.batch
@@ -436,6 +459,12 @@ def find_log(location: str) -> tuple[Store, str]:
             kind=ErrorKind.CHECKPOINT_MISSING,
             hint="Only read_state, list_operators and list_states read a savepoint; statelog.restore begins a query"
             " with it.",
+        )
+    if open_location(location).list(SPARK_METADATA):
+        raise ConfigurationError(
+            f"{location} holds no state yet: it is the checkpointLocation of a query without a checkpoint.",
+            kind=ErrorKind.CHECKPOINT_MISSING,
+            hint="Read it after the query's first batch. If its operators were given a location, pass that.",
         )
     raise ConfigurationError(
         f"{location} holds no state: neither it nor {places_of(location)[1]} has a log.",

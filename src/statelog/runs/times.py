@@ -46,6 +46,9 @@ class Watermark:
     input_column : str, optional
         The column with the number of a row's input, an integer from 0 to `inputs` - 1. Required
         with several inputs, not allowed with one.
+    max_ahead : int, optional
+        How far ahead of its batch's processing time a row may be to move the watermark, in milliseconds. One with a
+        later event time is handled like any other and does not move it; by default all rows do.
 
     Raises
     ------
@@ -57,10 +60,13 @@ class Watermark:
     delay_ms: int = 0
     inputs: int = 1
     input_column: str | None = None
+    max_ahead: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("delay_ms", 0), ("inputs", 1)):
+        for name, least in (("delay_ms", 0), ("inputs", 1), ("max_ahead", 0)):
             value = getattr(self, name)
+            if name == "max_ahead" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigurationError(f"The watermark's {name} is {value!r}.", hint=f"It must be {least} or more.")
         if (self.inputs > 1) != (self.input_column is not None):

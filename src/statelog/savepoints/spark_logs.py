@@ -28,6 +28,8 @@ _POSITIONAL: Final = "v1"
 _NAMED: Final = "v2"
 _COMPACT: Final = ".compact"
 _MOST_NUMBERINGS: Final = 1000
+SOURCE_NAMES: Final = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+"""The setting by which the sources of a query have names."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,11 @@ class BatchOffsets:
         return conf if isinstance(conf, dict) else {}
 
     @property
+    def has_source_names(self) -> bool:
+        """Whether Spark finds the sources by names that the query gives them, and accepts that some come or go."""
+        return str(self.conf.get(SOURCE_NAMES)).lower() == "true"
+
+    @property
     def text(self) -> str:
         """The entry as Spark stores it."""
         has_names = self.version == _NAMED
@@ -116,8 +123,10 @@ class BatchOffsets:
         """The entry's text for a query with these sources, of which some are clocks; None if no change is needed.
 
         Clocks that are new begin with the id `clock_id`. None also if the change would not leave the numbers of other
-        sources as they are.
+        sources as they are, or if the sources have names: Spark itself then lets sources come and go.
         """
+        if self.has_source_names:
+            return None
         others = [one for one in self.offsets if not _is_clock(one[1])]
         clocks = [one for one in self.offsets if _is_clock(one[1])]
         count = sum(are_clocks)

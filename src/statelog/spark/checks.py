@@ -13,6 +13,7 @@ from pyspark.sql.types import DataType, StructType
 
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind
+from statelog.numbers import checked_whole
 from statelog.options import Options
 from statelog.runs.key_groups import KEY_GROUPS
 from statelog.runs.schema import StateLife
@@ -128,9 +129,7 @@ def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
     """The number of subtasks; by default the application's number of cores, but not more than there are key groups."""
     if parallelism is None:
         return min(max(session.sparkContext.defaultParallelism, 1), KEY_GROUPS)
-    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= KEY_GROUPS:
-        raise ConfigurationError(f"parallelism is {parallelism!r}.", hint="It must be from 1 to 32768.")
-    return parallelism
+    return checked_whole(parallelism, "parallelism", 1, KEY_GROUPS)
 
 
 def is_ansi(session: SparkSession) -> bool:

@@ -7,6 +7,8 @@ to the driver, and that process asks the driver.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -23,6 +25,12 @@ _POLL_S: Final = 0.05
 """While a query has nothing to do, Spark asks every 10 ms; the driver is asked no more often than this."""
 
 Offset = dict[str, Any]
+
+
+def clock_name(uid: str) -> str:
+    """The name of an operator's clock in a query whose sources are named; of letters, digits and underscores only."""
+    is_plain = re.fullmatch(r"[A-Za-z0-9_]{1,100}", uid) is not None
+    return "statelog_clock_" + (uid if is_plain else hashlib.sha256(uid.encode()).hexdigest())
 
 
 def source_class(host: str, port: int, secret: bytes, certificate: bytes) -> type[DataSource]:

@@ -91,7 +91,7 @@ class Endpoint:
         self.process_id = os.getpid()
         self.local_host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self.secret = secrets.token_bytes(32)
-        self.clock_frames: dict[SparkSession, DataFrame] = {}
+        self.clock_frames: dict[tuple[SparkSession, str], DataFrame] = {}
         """The clock source of each session; :mod:`statelog.spark.plan` fills this."""
         self._clock = SystemClock()
         self._plans: dict[str, OperatorPlan] = {}

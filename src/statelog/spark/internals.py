@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.admission import stale_run
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError
+from statelog.savepoints.spark_logs import SOURCE_NAMES
 from statelog.storage.location import scheme_of
 
 _MAPS_OF_ROWS: Final = frozenset({"MapInArrow", "MapInPandas"})
@@ -183,6 +184,11 @@ def reads_source(df: DataFrame, name: str) -> bool:
     """Whether a DataFrame reads a streaming source with this name."""
     nodes = _plan_nodes(_analyzed(df))
     return any(_class_name(node) == "StreamingRelationV2" and str(node.sourceName()) == name for node in nodes)
+
+
+def has_source_names(session: SparkSession) -> bool:
+    """Whether the sources of a session's queries must have names, by which Spark then finds them in its logs."""
+    return hasattr(session.readStream, "name") and str(session.conf.get(SOURCE_NAMES, "false")).lower() == "true"
 
 
 def stateful_nodes(df: DataFrame) -> list[str]:

@@ -25,7 +25,7 @@ from statelog.spark.checks import (
     new_instance,
     parse_output,
 )
-from statelog.spark.clock_source import CLOCK_SOURCE, source_class
+from statelog.spark.clock_source import CLOCK_SOURCE, clock_name, source_class
 from statelog.spark.endpoint import Endpoint, require_endpoint
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import make_placement
@@ -102,14 +102,16 @@ def _with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> Data
     if not plan.no_data_rule.needs_clock or internals.reads_source(rows, CLOCK_SOURCE):
         return rows
     session = rows.sparkSession
-    if session not in endpoint.clock_frames:
-        endpoint.clock_frames[session] = _clock_frame(session, endpoint)
-    clock = endpoint.clock_frames[session]
+    # Spark names all sources of a query or none, and refuses two with one name.
+    name = clock_name(plan.uid) if internals.has_source_names(session) else ""
+    if (session, name) not in endpoint.clock_frames:
+        endpoint.clock_frames[session, name] = _clock_frame(session, endpoint, name)
+    clock = endpoint.clock_frames[session, name]
     nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema]
     return rows.unionByName(clock.select(*nothing))
 
 
-def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
+def _clock_frame(session: SparkSession, endpoint: Endpoint, name: str) -> DataFrame:
     # Spark refuses a name that its active session has registered, so that must be this session.
     with internals.active(session):
         own = (endpoint.local_host, endpoint.port, endpoint.secret, endpoint.certificate)
@@ -117,7 +119,8 @@ def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
     # Adaptive execution plans each shuffle in a thread of its own. If several shuffles of a query read one Python
     # source, the threads call its process over one socket at the same time and take each other's answers: the query
     # fails or waits for ever (Spark 4.3.0). Behind an exchange, which all shuffles reuse, the source is planned once.
-    return session.readStream.format(CLOCK_SOURCE).load().repartition(1)
+    reader = session.readStream.format(CLOCK_SOURCE)
+    return (reader.name(name) if name else reader).load().repartition(1)
 
 
 def key_hash(columns: Sequence[Column], kinds: Sequence[DataType]) -> Column:

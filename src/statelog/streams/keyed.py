@@ -394,10 +394,11 @@ class KeyedStream:
             initial=None,
             event_time_column=event_time_column,
         )
-        # A partial aggregate does not tell from which of several inputs its rows came.
-        if plan.step is not None and own.watermark is not None and own.watermark.inputs > 1:
+        # A partial aggregate has one event time, and does not tell from which of several inputs its rows came.
+        watermark = own.watermark
+        if plan.step is not None and watermark and (watermark.inputs > 1 or watermark.max_ahead is not None):
             raise ConfigurationError(
-                "With a watermark of several inputs rows cannot be combined before the shuffle.",
+                "With a watermark of several inputs or with max_ahead rows cannot be combined before the shuffle.",
                 hint="Leave out combine=True.",
             )
         return apply_keyed(self._frame, arguments, own, plan.operator.codecs, plan.step)

@@ -26,6 +26,7 @@ from statelog.log.open import (
     open_location,
     open_log,
 )
+from statelog.numbers import checked_seconds
 from statelog.options import Options
 from statelog.reading.source import open_query
 from statelog.storage import ObjectInfo, Store
@@ -61,6 +62,7 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
     StorageError
         If the store cannot be read.
     """
+    min_age_s = checked_seconds(min_age_s, "min_age_s")
     store, clock = open_location(location), clock or SystemClock()
     entries = open_log(store, Options(), clock).read()
     query = QueryHistory(entries)
@@ -128,6 +130,7 @@ def delete_orphans(
     >>> statelog.delete_orphans("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
     [ObjectInfo(name='main/changes/3/0/17-204-1f0c-0.run', size_bytes=81920, modified_s=1780000000.0)]
     """
+    min_age_s = checked_seconds(min_age_s, "min_age_s")
     clock = clock or SystemClock()
     store = open_query(str(location)).store
     found = _deletable(store, min_age_s, clock, release)

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError
 from statelog.metrics import Step
+from statelog.numbers import checked_whole
 from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.options import Options
 from statelog.runs.key_groups import KEY_GROUPS
@@ -470,9 +471,7 @@ def _described(processor: Any, arguments: OperatorArguments, options: Options) -
 
 
 def _checked(parallelism: int) -> int:
-    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= KEY_GROUPS:
-        raise ConfigurationError(f"parallelism is {parallelism!r}.", hint=f"It must be from 1 to {KEY_GROUPS}.")
-    return parallelism
+    return checked_whole(parallelism, "parallelism", 1, KEY_GROUPS)
 
 
 def _fault_plan(faults: float | FaultPlan, seed: int) -> FaultPlan | None:

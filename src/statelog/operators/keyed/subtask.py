@@ -70,7 +70,8 @@ class KeyedSubtask:
         if event_time is None:
             return read
         batches = to_batches(read.rows)
-        largest = [event_time.largest_ms(rows) for rows in batches or [read.rows]]
+        now_ms = self._context.moment.processing_ms
+        largest = [event_time.largest_ms(rows, now_ms) for rows in batches or [read.rows]]
         self.max_event_ms = [
             max((at for at in of_input if at is not None), default=None) for of_input in zip(*largest, strict=True)
         ]

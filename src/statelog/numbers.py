@@ -1,0 +1,39 @@
+"""Checks the numbers that users pass: Python's and NumPy's are fine; True, NaN and infinity are no numbers here."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import TypeGuard
+
+from statelog.errors import ConfigurationError
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number by its type; 2.0 is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def checked_whole(value: object, name: str, least: int, most: int | None = None) -> int:
+    """A whole number in its range, as Python's; ConfigurationError otherwise. `name` begins the message."""
+    if is_whole(value):
+        number = int(value)
+        if least <= number and (most is None or number <= most):
+            return number
+    within = f"{least} or more" if most is None else f"from {least} to {most}"
+    raise ConfigurationError(f"{name} is {value!r:.80}.", hint=f"It must be a whole number, {within}.")
+
+
+def checked_seconds(value: object, name: str, *, is_above: bool = False) -> float:
+    """A number of seconds, 0 or more or with `is_above` more than 0; ConfigurationError otherwise."""
+    if is_finite(value):
+        number = float(value)
+        if number > 0 if is_above else number >= 0:
+            return number
+    within = "more than 0" if is_above else "0 or more"
+    raise ConfigurationError(f"{name} is {value!r:.80}.", hint=f"It must be a finite number of seconds, {within}.")
