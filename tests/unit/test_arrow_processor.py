@@ -219,11 +219,151 @@ def test_keys_that_fire_together_are_bounded_by_the_bytes_of_lists_and_maps(slic
         (lambda self, batch: pa.table({"user": ["a"]}), "the output takes the columns user, n, and got user"),
         (lambda self, batch: pa.table({"user": ["a"], "n": ["x"]}), "the output: column 'n' does not fit its type"),
         (lambda self, batch: self.value.get(keys=1), "TypeError"),
+        (lambda self, batch: self.value.put([1]), "state 'v' takes columns by name, and got list"),
+        (lambda self, batch: self.value.put({"n": [2**70, 1], "t": ["x", "y"]}), "column 'n' does not fit its type"),
+        (lambda self, batch: self.value.put(twice(batch.keys)), "takes the columns n, t, and got user, user"),
     ],
 )
 def test_mistakes_are_named(act: Callable[[Any, ArrowBatch], Any], message: str) -> None:
     with pytest.raises(ProcessorError, match="process\\(\\) failed.*" + message.replace("(", "\\(")):
         run(act)
+
+
+def twice(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([batch.column(0)] * 2, names=batch.schema.names * 2)
+
+
+USES: list[tuple[str, Callable[[Any, Any], Any]]] = [
+    ("state 'v'", lambda self, given: self.value.put({"n": [1] * 2, "t": ["x"] * 2}, keys=given)),
+    ("state 'v'", lambda self, given: self.value.clear(given)),
+    ("state 'l'", lambda self, given: self.list.append(given, {"n": [1] * 2})),
+    ("state 'l'", lambda self, given: self.list.clear(given)),
+    ("state 'm'", lambda self, given: self.map.put(given, {"k": [1] * 2}, {"n": [1] * 2})),
+    ("state 'm'", lambda self, given: self.map.remove(given, {"k": [1] * 2})),
+    ("state 'm'", lambda self, given: self.map.clear(given)),
+    ("timers", lambda self, given: self.handle.registerTimers(given, [7] * 2)),
+    ("timers", lambda self, given: self.handle.deleteTimers(given, [7] * 2)),
+]
+POSITIONS: list[tuple[Any, str]] = [
+    (np.array([False, True]), "an array of type bool.* numpy.flatnonzero"),
+    (pa.array([False, True]), "an array of type bool.* numpy.flatnonzero"),
+    ([True, True], "an array of type bool.* numpy.flatnonzero"),
+    ([0, 1.7], "an array of type float64, such as 0[.]0"),
+    ([0, None], "an array of type object"),
+    (["0", "1"], "an array of type <U1"),
+    ([[0, 1]], "an array of 2 dimensions"),
+    ([[0], [0, 1]], "are no array"),
+    ([0, 2**64], "an array of type object"),
+    ([0, -1], "-1 is given as the position of a key, and the call has 2 keys"),
+    ([0, 2], "2 is given as the position of a key, and the call has 2 keys"),
+    (np.array([0, 2**63], np.uint64), "9223372036854775808 is given as the position of a key"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), POSITIONS)
+def test_positions_are_integers_of_the_calls_keys(given: Any, message: str) -> None:
+    class Acting(ArrowProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+            self.value = handle.getValueState("v", "n int, t string")
+            self.list = handle.getListState("l", "n int")
+            self.map = handle.getMapState("m", "k long", "n long")
+
+        def process(self, batch: ArrowBatch) -> Any:
+            for subject, act in USES:
+                with pytest.raises(ProcessorError, match=f"{subject}: .*{message}"):
+                    act(self, given)
+                act(self, np.array([1, 0], np.uint8))
+
+    arguments: dict[str, Any] = {"keys": ["user"], "timeMode": "ProcessingTime", "parallelism": 1}
+    with Harness(Acting(), input=INPUT, output=INPUT, **arguments) as query:
+        query.push([("a", 1), ("b", 2)])
+        assert query.value("v", "a") is None
+        assert query.list("l", "a") == []
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([1, 2.5], "an array of type float64"),
+        (np.array([1, 2], "datetime64[ms]"), "an array of type datetime64"),
+        ([1], "there are 1 times for 2 positions"),
+        (np.array([1, 2**63], np.uint64), "a time is 9223372036854775808"),
+    ],
+)
+def test_times_of_timers_are_integers_of_64_bits_one_for_each_position(times: Any, message: str) -> None:
+    class Alarm(ArrowProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+
+        def process(self, batch: ArrowBatch) -> Any:
+            self.handle.registerTimers([0, 1], times)
+
+    arguments: dict[str, Any] = {"keys": ["user"], "timeMode": "ProcessingTime", "parallelism": 1}
+    with (
+        Harness(Alarm(), input=INPUT, output=INPUT, **arguments) as query,
+        pytest.raises(ProcessorError, match=f"timers: .*{message}"),
+    ):
+        query.push([("a", 1), ("b", 2)])
+
+
+NESTED = "s struct<total:bigint,at:struct<x:int>>, l array<struct<a:int>>, m map<string,struct<b:int>>"
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("s", [{"total": 1, "ta": {"x": 1}}], "'s' takes the fields total, at, and got total, ta"),
+        ("s", [{"total": 1}], "'s' takes the fields total, at, and got total"),
+        ("s", [{"total": 1, "at": {"x": 1}, "y": 1}], "'s' takes the fields total, at, and got total, at, y"),
+        ("s", [{"total": 1, "at": {"y": 1}}], "'s', field 'at' takes the fields x, and got y"),
+        ("l", [[{"a": 1}, {"b": 1}]], "'l', its elements: takes the fields a, and got a, b"),
+        (
+            "m",
+            pa.array([[("k", {"c": 1})]], pa.map_(pa.string(), pa.struct([("c", pa.int32())]))),
+            "'m', its values: takes the fields b, and got c",
+        ),
+    ],
+)
+def test_fields_are_matched_by_name_at_every_depth(name: str, column: Any, message: str) -> None:
+    class Nested(ArrowProcessor):
+        def __init__(self, into_state: bool) -> None:
+            self.into_state = into_state
+
+        def init(self, handle: Any) -> None:
+            self.state = handle.getValueState("v", NESTED)
+
+        def process(self, batch: ArrowBatch) -> Any:
+            at, mapped = {"x": 1}, pa.array([[("k", {"b": 1})]], pa.map_(pa.string(), pa.struct([("b", pa.int8())])))
+            right = {"m": mapped, "l": pa.array([[{"a": 1}, None]]), "s": pa.array([{"at": at, "total": 1}])}
+            self.state.put(right)
+            assert self.state.get().to_pylist() == [
+                {"s": {"total": 1, "at": at}, "l": [{"a": 1}, None], "m": [("k", {"b": 1})]}
+            ]
+            wrong = right | {name: column if isinstance(column, pa.Array) else pa.array(column)}
+            if self.into_state:
+                self.state.put(wrong)
+            return pa.table(wrong)
+
+    for into_state, owner in ((True, "state 'v'"), (False, "the output")):
+        with (
+            Harness(Nested(into_state), input=INPUT, output=NESTED, keys=["user"], parallelism=1) as query,
+            pytest.raises(ProcessorError, match=f"{owner}: column {message}"),
+        ):
+            query.push([("a", 1)])
+
+
+def test_arrays_can_be_used_again_after_they_were_handed_to_a_state() -> None:
+    def act(self: Any, batch: ArrowBatch) -> Any:
+        numbers, owners = np.array([1, 2]), np.array([0, 1])
+        self.map.put(owners, {"k": numbers}, {"n": numbers})
+        self.value.put({"n": numbers.astype(np.int32), "t": ["x", "y"]}, keys=owners)
+        numbers[:], owners[:] = 0, 0
+        entries = self.map.entries()
+        assert entries.key_index.tolist() == [0, 1]
+        assert entries.values.to_pylist() == [{"n": 1}, {"n": 2}]
+
+    assert run(act) == []
 
 
 def test_columns_come_by_name_in_any_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,11 @@ from statelog.operators.keyed.indexing import IndexedRows
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import Moment, Ttl
+from statelog.runs.values import MISFITS
 from statelog.tables.table import KeyBatch
+
+_LISTS: Final = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
+_LAST_MS: Final = (1 << 63) - 1
 
 Int64s = npt.NDArray[np.int64]
 Values: TypeAlias = pa.RecordBatch | pa.Table | Mapping[str, Any]
@@ -137,15 +141,17 @@ class ArrowValueState:
         Raises
         ------
         ProcessorError
-            If columns are missing, have another length, or do not fit their types.
+            If columns or fields of structs are missing or unknown, columns have another length or do not fit their
+            types, or a position is no integer or not that of a key.
         """
-        positions = None if keys is None else np.asarray(keys, np.int64)
+        subject = f"state '{self._name}'"
+        positions = None if keys is None else _positions(keys, self._state.key_count, subject)
         count = self._state.key_count if positions is None else len(positions)
-        self._state.write(_columns(values, self._schema, count, f"state '{self._name}'"), positions)
+        self._state.write(_columns(values, self._schema, count, subject), positions)
 
     def clear(self, keys: Sequence[int] | Int64s | None = None) -> None:
         """Remove the values of some keys, given by position, or of all."""
-        self._state.clear(_positions(keys, self._state.key_count))
+        self._state.clear(_positions_or_all(keys, self._state.key_count, f"state '{self._name}'"))
 
 
 class _EntryState:
@@ -165,7 +171,10 @@ class _EntryState:
 
     def clear(self, keys: Sequence[int] | Int64s | None = None) -> None:
         """Remove the elements or entries of some keys, given by position, or of all."""
-        self._state.clear(_positions(keys, self._state.key_count))
+        self._state.clear(_positions_or_all(keys, self._state.key_count, f"state '{self._name}'"))
+
+    def _owners(self, key_index: Sequence[int] | Int64s) -> Int64s:
+        return _positions(key_index, self._state.key_count, f"state '{self._name}'")
 
     def _columns(self, values: Values, count: int) -> list[pa.Array]:
         return _columns(values, self._schema, count, f"state '{self._name}'")
@@ -179,7 +188,7 @@ class ArrowListState(_EntryState):
 
         Raises like :meth:`ArrowValueState.put`.
         """
-        owners = np.asarray(key_index, np.int64)
+        owners = self._owners(key_index)
         self._state.append(owners, self._columns(values, len(owners)))
 
 
@@ -188,12 +197,12 @@ class ArrowMapState(_EntryState):
 
     def put(self, key_index: Sequence[int] | Int64s, map_keys: Values, values: Values) -> None:
         """Put an entry for each position in `key_index`; raises like :meth:`ArrowValueState.put`."""
-        owners = np.asarray(key_index, np.int64)
+        owners = self._owners(key_index)
         self._state.put(owners, self._entries(map_keys, len(owners)), self._columns(values, len(owners)))
 
     def remove(self, key_index: Sequence[int] | Int64s, map_keys: Values) -> None:
         """Remove an entry for each position in `key_index`; nothing happens where there is none."""
-        owners = np.asarray(key_index, np.int64)
+        owners = self._owners(key_index)
         self._state.remove(owners, self._entries(map_keys, len(owners)))
 
     def _entries(self, map_keys: Values, count: int) -> pa.Array:
@@ -228,11 +237,11 @@ class ArrowHandle:
 
     def registerTimers(self, key_index: Sequence[int] | Int64s, times_ms: Sequence[int] | Int64s) -> None:
         """Register a timer for each position in `key_index`; the same time registered twice for a key is one timer."""
-        self._timers.register(np.asarray(key_index, np.int64), np.asarray(times_ms, np.int64))
+        self._timers.register(*_timers_at(self._timers, key_index, times_ms))
 
     def deleteTimers(self, key_index: Sequence[int] | Int64s, times_ms: Sequence[int] | Int64s) -> None:
         """Delete a timer for each position in `key_index`; nothing happens where there is none."""
-        self._timers.delete(np.asarray(key_index, np.int64), np.asarray(times_ms, np.int64))
+        self._timers.delete(*_timers_at(self._timers, key_index, times_ms))
 
     def deleteIfExists(self, stateName: str) -> None:
         """Delete a state of an earlier version of the processor; allowed in ``init`` only."""
@@ -320,32 +329,33 @@ def _columns(
     values: Values, schema: pa.Schema, count: int, subject: str, kind: ErrorKind = ErrorKind.VALUE_MISMATCH
 ) -> list[pa.Array]:
     """Columns by name in the types of a schema; raises ProcessorError if they do not fit."""
-    held = {name: values[name] for name in (values if isinstance(values, Mapping) else values.schema.names)}
-    surplus = [name for name in held if name not in schema.names]
-    missing = [name for name in schema.names if name not in held]
-    if surplus or missing:
+    if not isinstance(values, pa.RecordBatch | pa.Table | Mapping):
         raise ProcessorError(
-            f"{subject} takes the columns {', '.join(schema.names)}, and got {', '.join(held) or 'none'}.",
+            f"{subject} takes columns by name, and got {type(values).__name__}.",
             kind=kind,
-            hint="Give each of them, by name.",
+            hint="Give a pyarrow.RecordBatch, a pyarrow.Table, or a dict of arrays.",
         )
+    names, given = (
+        (list(values), list(values.values())) if isinstance(values, Mapping) else (values.schema.names, values.columns)
+    )
+    _require_same_names(names, schema.names, subject, "columns", kind)
+    held = dict(zip(names, given, strict=True))
     columns: list[pa.Array] = []
     for field in schema:
+        owner = f"{subject}: column '{field.name}'"
         try:
-            column = held[field.name]
-            array = column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
-            if isinstance(array, pa.ChunkedArray):
-                array = array.combine_chunks()
+            array = _array(held[field.name])
+            _require_same_fields(array.type, field.type, owner, kind)
             array = array.cast(field.type)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except MISFITS as error:
             raise ProcessorError(
-                f"{subject}: column '{field.name}' does not fit its type {field.type}: {error}.",
+                f"{owner} does not fit its type {field.type}: {error}.",
                 kind=kind,
                 hint="Cast it, or declare another type.",
             ) from error
         if len(array) != count:
             raise ProcessorError(
-                f"{subject}: column '{field.name}' has {len(array):,} values, and there are {count:,} keys or rows.",
+                f"{owner} has {len(array):,} values, and there are {count:,} keys or rows.",
                 kind=kind,
                 hint="Give one value for each.",
             )
@@ -353,5 +363,94 @@ def _columns(
     return columns
 
 
-def _positions(keys: Sequence[int] | Int64s | None, count: int) -> Int64s:
-    return np.arange(count) if keys is None else np.asarray(keys, np.int64)
+def _array(column: Any) -> pa.Array:
+    """A column as an Arrow array, which a later change of the column does not reach."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.combine_chunks()
+    if isinstance(column, pa.Array):
+        return column
+    return pa.array(column.copy() if hasattr(column, "copy") else column)
+
+
+def _require_same_names(
+    given: Sequence[Any], wanted: Sequence[str], subject: str, plural: str, kind: ErrorKind
+) -> None:
+    """Refuse names that are not the wanted ones, each once, in any order."""
+    if sorted(map(str, given)) != sorted(wanted):
+        raise ProcessorError(
+            f"{subject} takes the {plural} {', '.join(wanted)}, and got {', '.join(map(str, given)) or 'none'}.",
+            kind=kind,
+            hint="Give each of them, by name.",
+        )
+
+
+def _require_same_fields(given: pa.DataType, wanted: pa.DataType, subject: str, kind: ErrorKind) -> None:
+    """Refuse structs, at any depth, whose fields are not the wanted ones: Arrow's cast drops fields and adds nulls."""
+    if isinstance(given, pa.BaseExtensionType):
+        given = given.storage_type
+    if isinstance(given, pa.DictionaryType):
+        given = given.value_type
+    if isinstance(wanted, pa.StructType) and isinstance(given, pa.StructType):
+        _require_same_names([field.name for field in given], [field.name for field in wanted], subject, "fields", kind)
+        for field in wanted:
+            _require_same_fields(given.field(field.name).type, field.type, f"{subject}, field '{field.name}'", kind)
+    elif isinstance(wanted, pa.MapType) and isinstance(given, pa.MapType):
+        _require_same_fields(given.key_type, wanted.key_type, f"{subject}, its keys:", kind)
+        _require_same_fields(given.item_type, wanted.item_type, f"{subject}, its values:", kind)
+    elif isinstance(wanted, pa.ListType) and isinstance(given, _LISTS):
+        _require_same_fields(given.value_type, wanted.value_type, f"{subject}, its elements:", kind)
+
+
+def _positions_or_all(keys: Sequence[int] | Int64s | None, count: int, subject: str) -> Int64s:
+    return np.arange(count) if keys is None else _positions(keys, count, subject)
+
+
+def _positions(given: Sequence[int] | Int64s, count: int, subject: str) -> Int64s:
+    """Positions of some of `count` keys; raises ProcessorError for anything else."""
+    hint = f"A position is an integer from 0 to {count - 1}, that of a row of the call's keys."
+    positions = _integers(given, f"{subject}: the positions of keys", hint)
+    outside = (positions < 0) | (positions >= count)
+    if outside.any():
+        raise ProcessorError(
+            f"{subject}: {positions[outside][0]} is given as the position of a key, and the call has {count:,} keys.",
+            kind=ErrorKind.STATE_USAGE,
+            hint=hint,
+        )
+    return positions.astype(np.int64, copy=False)
+
+
+def _timers_at(
+    timers: TimerColumns, key_index: Sequence[int] | Int64s, times_ms: Sequence[int] | Int64s
+) -> tuple[Int64s, Int64s]:
+    """The checked positions and times of timers."""
+    positions = _positions(key_index, timers.key_count, "timers")
+    hint = "A time is a whole number of milliseconds since the Unix epoch, of 64 bits."
+    times = _integers(times_ms, "timers: the times", hint)
+    if len(times) != len(positions):
+        raise ProcessorError(
+            f"timers: there are {len(times):,} times for {len(positions):,} positions of keys.",
+            kind=ErrorKind.STATE_USAGE,
+            hint="Give one time for each position.",
+        )
+    beyond = times > _LAST_MS
+    if beyond.any():
+        raise ProcessorError(
+            f"timers: a time is {times[beyond][0]}, which is beyond 64 bits.", kind=ErrorKind.STATE_USAGE, hint=hint
+        )
+    return positions, times.astype(np.int64, copy=False)
+
+
+def _integers(given: Any, subject: str, hint: str) -> npt.NDArray[np.integer[Any]]:
+    """A copy of a one-dimensional array of integers; raises ProcessorError for anything else."""
+    try:
+        array = np.array(given)
+    except MISFITS as error:
+        raise ProcessorError(f"{subject} are no array: {error}.", kind=ErrorKind.STATE_USAGE, hint=hint) from error
+    if array.ndim == 1 and not len(array) and array.dtype != np.bool_:
+        return array.astype(np.int64)
+    if array.dtype == np.bool_:
+        hint = f"numpy.flatnonzero(mask) has the positions where a mask is set. {hint}"
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        shown = f"of type {array.dtype}, such as {array[0]!s}" if array.ndim == 1 else f"of {array.ndim} dimensions"
+        raise ProcessorError(f"{subject} are an array {shown}.", kind=ErrorKind.STATE_USAGE, hint=hint)
+    return array

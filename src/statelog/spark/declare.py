@@ -110,12 +110,13 @@ class _DeclaringHandle(Generic[_Declaration]):
         self._parse = parse
 
     def _record(self, declaration: _Declaration) -> Any:
-        """Note a state, and return its placeholder; raises ConfigurationError if it was declared in another way."""
-        if self.states.setdefault(declaration.name, declaration) != declaration:
+        """Note a state, and return its placeholder; raises ConfigurationError if the name was declared before."""
+        if declaration.name in self.states:
             raise ConfigurationError(
-                f"operator '{self._uid}': state '{declaration.name}' is declared twice in different ways.",
-                hint="Give each state a name of its own.",
+                f"operator '{self._uid}': state '{declaration.name}' is declared twice in init().",
+                hint="Give each state a name of its own, whatever its kind.",
             )
+        self.states[declaration.name] = declaration
         return _DeclaredState(declaration.name, self._uid)
 
     def _schemas(self, name: str, value: Any, entry: Any, *, has_entries: bool) -> tuple[StructType, StructType | None]:

@@ -82,11 +82,10 @@ class ColumnState(ABC):
 
     @property
     def key_count(self) -> int:
-        """The number of keys in the chunk."""
-        return len(self._cursor.keys)
+        """The number of keys in the chunk; raises ProcessorError outside of the processor's calls."""
+        return self._require()
 
     def _require(self) -> int:
-        """The number of keys in the chunk; raises ProcessorError outside of the processor's calls."""
         self._cursor.require(f"state '{self._state.name}'")
         return len(self._cursor.keys)
 
@@ -319,6 +318,12 @@ class TimerColumns:
     def open(self) -> None:
         """Start on a new key chunk: forget everything written so far."""
         self._written: list[tuple[Positions, npt.NDArray[np.int64], Operation]] = []
+
+    @property
+    def key_count(self) -> int:
+        """The number of keys in the chunk; raises ProcessorError outside of the processor's calls."""
+        self._cursor.require("A timer")
+        return len(self._cursor.keys)
 
     def register(self, key_index: Positions, times_ms: npt.NDArray[np.int64]) -> None:
         """Register timers; the same time registered twice for a key is one timer."""

@@ -1,0 +1,98 @@
+"""What ``init`` declares, as it is checked when a query is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog import ArrowProcessor, ConfigurationError, OperatorProcessor
+from statelog.testing import Harness
+
+ROWS = "k string, n long"
+
+
+class Keyed(StatefulProcessor):
+    def __init__(self, declare: Callable[[Any], Any]) -> None:
+        self._declare = declare
+
+    def init(self, handle: Any) -> None:
+        self._declare(handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+
+class Columns(ArrowProcessor):
+    def __init__(self, declare: Callable[[Any], Any]) -> None:
+        self._declare = declare
+
+    def init(self, handle: Any) -> None:
+        self._declare(handle)
+
+    def process(self, batch: Any) -> Any:
+        return None
+
+
+class Unkeyed(OperatorProcessor):
+    def __init__(self, declare: Callable[[Any], Any]) -> None:
+        self._declare = declare
+
+    def init(self, handle: Any) -> None:
+        self._declare(handle)
+
+    def process(self, rows: Any, context: Any) -> Any:
+        return ()
+
+
+def _value(handle: Any) -> None:
+    handle.getValueState("seen", "n long")
+
+
+def _list(handle: Any) -> None:
+    handle.getListState("seen", "n long")
+
+
+def _map(handle: Any) -> None:
+    handle.getMapState("seen", "k long", "n long")
+
+
+def _reducing(handle: Any) -> None:
+    handle.getReducingState("seen", "n long", max)
+
+
+def _union_list(handle: Any) -> None:
+    handle.getUnionListState("seen", "n long")
+
+
+def _broadcast(handle: Any) -> None:
+    handle.getBroadcastState("seen", "k long", "n long")
+
+
+@pytest.mark.parametrize("declarations", [(_value, _value), (_list, _list), (_map, _map), (_value, _list)])
+@pytest.mark.parametrize("processor", [Keyed, Columns])
+def test_a_name_stands_for_one_keyed_state(processor: Any, declarations: Any) -> None:
+    _expect_refusal(processor, declarations, keys=["k"])
+
+
+def test_a_name_stands_for_one_reducing_state() -> None:
+    _expect_refusal(Keyed, (_reducing, _reducing), keys=["k"])
+
+
+@pytest.mark.parametrize("declarations", [(_list, _list), (_union_list, _union_list), (_broadcast, _broadcast)])
+def test_a_name_stands_for_one_operator_state(declarations: Any) -> None:
+    _expect_refusal(Unkeyed, declarations)
+
+
+def _expect_refusal(processor: Any, declarations: Any, **arguments: Any) -> None:
+    def declare(handle: Any) -> None:
+        for one in declarations:
+            one(handle)
+
+    with pytest.raises(ConfigurationError, match=r"state 'seen' is declared twice in init\(\)"):
+        Harness(processor(declare), input=ROWS, output=ROWS, **arguments)
