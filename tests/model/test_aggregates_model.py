@@ -301,12 +301,10 @@ class EventTtl(Updates):
             self._model.take((event.user,), event)
             changed.setdefault((event.user,), []).append(0 if event.time_ms is None else event.time_ms)
         for key, times_ms in changed.items():
-            newest = max(self._now_ms, *times_ms) + self._ttl_ms
+            # Without a row's time and a watermark so far, a key that is updated stays.
             if any(times_ms) or self._now_ms or self._appends:
-                kept = self._model.ends_ms.get(key, newest) if self._appends else newest
-                self._model.ends_ms[key] = max(kept, newest)
-            else:
-                self._model.ends_ms.pop(key, None)  # neither a row's time nor a watermark yet: it stays
+                newest = max(self._now_ms, *times_ms) + self._ttl_ms
+                self._model.ends_ms[key] = max(self._model.ends_ms.get(key, newest), newest)
         updates = {key: values(self._model.held[key]) for key in changed}
         over = self._model.forget(self._now_ms) if self._appends else {}
         output = query.push([event.row for event in batch.events])
@@ -318,6 +316,12 @@ class EventTtl(Updates):
         return query.advanceWatermark(self._now_ms), None
 
 
+LATE_ROW = [
+    Batch([Event("a", 9, None, None)], 0, None, None, False),
+    Batch([Event("a", 2, None, None)], 4, None, (2, False), False),
+    Batch([Event("a", 5, None, None)], 5, None, None, False),
+    Batch([Event("a", 12, None, None)], 4, None, None, False),
+]
 ROW_WITHOUT_TIME = [
     Batch([Event("a", 1, None, None)], 0, None, None, False),
     Batch([Event("a", None, None, None)], 1, None, None, False),
@@ -327,6 +331,8 @@ ROW_WITHOUT_TIME = [
 @settings(max_examples=25)
 @given(STORIES, st.integers(1, 6), st.booleans())
 @example(ROW_WITHOUT_TIME, 1, True)
+@example(LATE_ROW, 1, False)
+@example(LATE_ROW, 1, True)
 def test_a_ttl_in_event_time(story: list[Batch], ttl_ms: int, appends: bool) -> None:
     plan = planned(["user"], ttl=Ttl(ttl_ms, "event"), output_mode="append" if appends else "update", event_time="time")
     with harness(plan, ["user"], eventTime="time") as query:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,12 @@ from pyspark.sql import DataFrame, Row, SparkSession, datasource
 
 import statelog
 from statelog import PinExpiredError, StatelogError
+from statelog.aggregates.build import KeyedDefinition, plan_aggregates
+from statelog.convert.types import key_schema
 from statelog.reading import scan
+from statelog.testing import Harness
+from statelog.testing.arguments import read_schema
+from statelog.testing.harness import parts_of
 from tests.reading.story import STATES, Story, map_rows, value_rows
 
 
@@ -140,6 +147,46 @@ def test_other_filters_read_the_whole_state(story: Story, values: dict[str, Any]
     reader = whole.reader(whole.schema())
     reader.pushFilters([datasource.In((name,), tuple(allowed)) for name, allowed in values.items()])
     assert all(part.keys is None for part in reader.partitions())
+
+
+@pytest.fixture
+def amounts() -> Iterator[tuple[str, list[Decimal]]]:
+    """State with decimals as keys: its location, and the keys."""
+    keys = [
+        Decimal(text) for text in ("12345678901234567890.123456789012345678", "1.5", "-9999999999.999999999999999999")
+    ]
+    schema = read_schema("amount decimal(38,18)", "input")
+    definition = KeyedDefinition(schema, [0], key_schema(list(schema)), None, is_streaming=True, ansi=True)
+    plan = plan_aggregates(definition, [], {"n": statelog.Count()}, output_mode="update", ttl=None, combine=False)
+    with Harness(plan.operator, input=schema, output=plan.output, keys=["amount"]) as query:
+        query.push([(key,) for key in keys])
+        yield parts_of(query).query.location, keys
+
+
+def test_a_decimal_that_spark_may_have_rounded_is_not_looked_up(amounts: tuple[str, list[Decimal]]) -> None:
+    """Spark multiplies the unscaled number in Python's default context, of 28 digits."""
+    if not hasattr(datasource, "EqualTo"):
+        pytest.skip("this Spark pushes no filters down")
+    location, keys = amounts
+    for key, is_looked_up in zip(keys, (False, True, False), strict=True):
+        literal = Decimal(int(key.scaleb(18, Context(prec=50)))) * Decimal(10) ** -18
+        whole: Any = statelog.StateSource({"path": location, "push_filters": "true"})
+        reader = whole.reader(whole.schema())
+        reader.pushFilters([datasource.EqualTo(("key_amount",), literal)])
+        assert [part.keys is not None for part in reader.partitions()] == [is_looked_up]
+
+
+def test_filters_on_decimals_lose_no_rows(source: SparkSession, amounts: tuple[str, list[Decimal]]) -> None:
+    if not hasattr(datasource, "EqualTo"):
+        pytest.skip("this Spark pushes no filters down")
+    location, keys = amounts
+    source.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        for key in keys:
+            frame = source.read.format("statelog").option("push_filters", "true").load(location)
+            assert [row.key_amount for row in frame.where(f"key_amount = {key}BD").collect()] == [key]
+    finally:
+        source.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 def test_lists_are_frames(source: SparkSession, story: Story) -> None:

@@ -25,6 +25,7 @@ from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import TimerColumns, ValueColumns
 from statelog.operators.keyed.indexing import IndexedRows
 from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import TimeDomain
 from statelog.runs.times import NO_TIME_MS, Moment, Ttl
 from statelog.shown import shown_key
 from statelog.tables.table import KeyBatch
@@ -53,8 +54,8 @@ class Completion:
 
     @property
     def stores_last(self) -> bool:
-        """Whether the state holds the time of the key's newest row."""
-        return self.is_append and self.ttl is not None
+        """Whether the state holds the time of the key's newest row: a late row does not shorten the key's life."""
+        return self.ttl is not None and (self.is_append or self.ttl.domain is TimeDomain.EVENT)
 
 
 class KeyedAggregates:
@@ -92,7 +93,9 @@ class KeyedAggregates:
         completion = self._completion
         last = [StructField(LAST_FIELD, LongType())] if completion.stores_last else []
         schema = StructType([*last, *self._reduction.schema.fields])
-        self._state: ValueColumns = handle.getValueState(STATE, schema, None if last else completion.ttl)
+        self._state: ValueColumns = handle.getValueState(
+            STATE, schema, None if completion.has_timers else completion.ttl
+        )
         self._timers: TimerColumns = handle.timers
         self._key_codec = KeyCodec(self._key_schema)
 
@@ -127,6 +130,8 @@ class KeyedAggregates:
         self._state.write(held if last is None else [pa.array(last), *held])
         if self._completion.has_timers:
             self._register(rows.columns[:width], ~has, last)
+        elif last is not None:
+            self._state.count_ttl_from(last)
         if not self._completion.is_append:
             yield self._returned(chunk.keys, rows.columns[:width], held)
 
@@ -183,7 +188,9 @@ class KeyedAggregates:
         ttl = self._completion.ttl
         if not self._completion.stores_last or ttl is None:
             return None
-        last: Int64s = np.maximum(stored[0].fill_null(NO_TIME_MS).to_numpy(), moment.now_ms(ttl.domain))
+        last: Int64s = stored[0].fill_null(NO_TIME_MS).to_numpy()
+        if self._completion.has_timers:
+            last = np.maximum(last, moment.now_ms(ttl.domain))
         return last if chunk.newest_ms is None else np.maximum(last, chunk.newest_ms)
 
     def _register(self, keys: Columns, is_new: npt.NDArray[np.bool_], last: Int64s | None) -> None:

@@ -109,7 +109,7 @@ def _lists_first(exact: type, convert: Convert) -> Convert:
 
 def _decimals_first(kind: DecimalType, convert: Convert) -> Convert:
     """A conversion that leaves a decimal as it is if it has the right scale and not too many digits."""
-    step, digits = Decimal(1).scaleb(-kind.scale), kind.precision - kind.scale
+    step, digits = Decimal(1).scaleb(-kind.scale, _DECIMALS), kind.precision - kind.scale
 
     def converted(value: Any) -> Any:
         if type(value) is Decimal and value.same_quantum(step) and value.adjusted() < digits:
@@ -213,8 +213,8 @@ class _DecimalFitting:
     """Rounds numbers to a decimal type's scale, half away from zero; raises ValueError if they have too many digits."""
 
     def __init__(self, kind: DecimalType) -> None:
-        self._step = Decimal(1).scaleb(-kind.scale)
-        self._limit = Decimal(10) ** (kind.precision - kind.scale)
+        self._step = Decimal(1).scaleb(-kind.scale, _DECIMALS)
+        self._digits = kind.precision - kind.scale
 
     def __call__(self, value: Any) -> Decimal:
         if type(value) is Decimal:
@@ -229,8 +229,10 @@ class _DecimalFitting:
             raise TypeError("it is not a number")
         if not exact.is_finite():
             raise ValueError("it is not finite")
+        if exact and exact.adjusted() >= self._digits:
+            raise ValueError("it has too many digits")
         rounded = exact.quantize(self._step, context=_DECIMALS)
-        if abs(rounded) >= self._limit:
+        if rounded and rounded.adjusted() >= self._digits:
             raise ValueError("it has too many digits")
         return rounded
 

@@ -151,7 +151,7 @@ def _decimals(values: ColumnValues, column: pa.Array) -> list[Any]:
     if (high != low >> 63).any():
         found: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         return found  # some have more than 64 bits
-    step = Decimal(1).scaleb(-column.type.scale)
+    step = Decimal(1).scaleb(-column.type.scale, _EXACT)
     return list(map(_EXACT.multiply, low.tolist(), repeat(step)))
 
 

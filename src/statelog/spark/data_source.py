@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal, getcontext
 from typing import Any, Final, get_type_hints
 
 import pyarrow as pa
@@ -175,6 +176,8 @@ class _Reader(DataSourceReader):
         if set(self._wanted) != set(schema.names):
             return None
         values = [self._wanted[name] for name in schema.names]
+        if any(map(_may_be_rounded, itertools.chain(*values))):
+            return None
         if math.prod(map(len, values)) > _MOST_KEYS:
             return None
         columns = zip(*itertools.product(*values), strict=True)
@@ -211,6 +214,11 @@ class _KeyReader(_Reader):
                 values = [each.value] if kind == "EqualTo" else list(each.value)
                 self._wanted.setdefault(column[0].removeprefix("key_"), values)
         return filters
+
+
+def _may_be_rounded(value: Any) -> bool:
+    """Whether Spark may have rounded a literal: it computes decimals in the context that Python has by default."""
+    return isinstance(value, Decimal) and len(value.as_tuple().digits) >= getcontext().prec
 
 
 def _schema_of(kind: type) -> pa.Schema:

@@ -128,6 +128,14 @@ class ValueColumns(ColumnState):
         ]
         self._has[positions] = self._changed[positions] = True
 
+    def count_ttl_from(self, event_ms: npt.NDArray[np.int64]) -> None:
+        """Let a TTL in event time count from these times of the chunk's keys, not from the newest of their rows.
+
+        ``NO_TIME_MS`` stands for none.
+        """
+        self._require()
+        self._cursor.event_ms = event_ms
+
     def clear(self, positions: Positions | Mask) -> None:
         """Remove the values of some keys."""
         count = self._require()
