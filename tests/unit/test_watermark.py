@@ -84,7 +84,7 @@ def make_harness(watermark: Watermark) -> Harness:
 
 
 def test_it_follows_the_rows_across_restarts_and_parallelisms() -> None:
-    with make_harness(Watermark("at", delay_ms=100)) as harness:
+    with make_harness(Watermark("at", delay=100)) as harness:
         assert [row.watermark for row in harness.push([("a", 0, at(1000)), ("b", 0, at(400))])] == [NO_TIME_MS] * 2
         harness.restart(5, keepLocal=False)
         fired = harness.push([])
@@ -108,8 +108,8 @@ def test_an_input_without_rows_holds_it_back() -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({"delay_ms": -1}, "delay_ms"),
-        ({"delay_ms": 1.5}, "delay_ms"),
+        ({"delay": -1}, "delay is int -1"),
+        ({"delay": 1.5}, "delay is float 1.5"),
         ({"inputs": 0}, "inputs"),
         ({"inputs": 2}, "input_column"),
         ({"input_column": "source"}, "input_column"),
