@@ -21,6 +21,7 @@ from statelog.spark.checks import Parse, parse_schema
 from statelog.spark.states import KeyedStateDeclaration, UnkeyedStateDeclaration
 
 _NAME_LENGTH: Final = 200
+_BROADCAST_ERROR: Final = "BROADCAST_VARIABLE_NOT_LOADED"
 _Declaration = TypeVar("_Declaration", KeyedStateDeclaration, UnkeyedStateDeclaration)
 
 
@@ -46,7 +47,7 @@ def declare_keyed(
     which needs a session. Raises ProcessorError if a call fails, and ConfigurationError if a state is declared twice or
     needs a kind of time that the operator does not have.
     """
-    return declare_keyed_states_of(pickle.loads(processor), uid, domains, parse)
+    return declare_keyed_states_of(_copy_of(processor, uid), uid, domains, parse)
 
 
 def declare_keyed_states_of(
@@ -63,8 +64,28 @@ def declare_unkeyed(
 ) -> list[UnkeyedStateDeclaration]:
     """The states of an unkeyed operator's pickled processor, sorted by name; otherwise as :func:`declare_keyed`."""
     handle = _UnkeyedHandle(uid, parallelism, parse)
-    _call_init(pickle.loads(processor), handle, uid)
+    _call_init(_copy_of(processor, uid), handle, uid)
     return _by_name(handle.states.values())
+
+
+def _copy_of(processor: bytes, uid: str) -> Any:
+    """A copy of a pickled processor; raises ConfigurationError or ProcessorError if it cannot be made."""
+    try:
+        return pickle.loads(processor)
+    except Exception as error:
+        if _BROADCAST_ERROR in str(error):
+            raise ConfigurationError(
+                f"operator '{uid}': the processor uses a broadcast variable of Spark, which Spark does not bring to"
+                " stateful processors.",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                hint="Keep the value itself in the processor, or load it in init(); for values that change use the"
+                " broadcast state of statelog.process(..., broadcast=...).",
+            ) from error
+        raise ProcessorError(
+            f"operator '{uid}': the processor can be pickled, but its copy fails: {type(error).__name__}: {error}.",
+            kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
+            hint="Keep only objects in the processor that pickle can restore, and open the others in init().",
+        ) from error
 
 
 def _by_name(states: Iterable[_Declaration]) -> list[_Declaration]:
