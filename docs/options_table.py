@@ -49,9 +49,9 @@ def page() -> str:
 
 
 def shared() -> str:
-    """What the docstring says of the options that the operators of a query share."""
-    _, paragraph, *_ = (inspect.getdoc(Options) or "").split("\n\n")
-    return paragraph.replace("``", "`")
+    """What the docstring says of all options: which ones the operators of a query share, and what they take."""
+    text = (inspect.getdoc(Options) or "").partition("\n\nParameters\n")[0]
+    return text.partition("\n\n")[2].replace("``", "`")
 
 
 def meanings() -> dict[str, str]:

@@ -6,17 +6,24 @@ import math
 from numbers import Integral, Real
 from typing import TypeGuard
 
+import numpy as np
+
 from statelog.errors import ConfigurationError
 
 
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number by its type; 2.0 is none."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, Integral) and is_number(value)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number, also NaN or infinite."""
+    return isinstance(value, Real) and not isinstance(value, bool | np.timedelta64)
 
 
 def is_finite(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def checked_whole(value: object, name: str, least: int, most: int | None = None) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
+from statelog.durations import Seconds, in_seconds
 from statelog.errors import ConfigurationError
 from statelog.metrics import Observer
 from statelog.numbers import is_finite, is_whole
@@ -17,6 +18,32 @@ TABLES: Final = ("runs", "memory", "rocksdb")
 
 _INLINE_BYTES: Final = 8 << 20
 _INLINE_OBJECT_BYTES: Final = 32 << 20
+
+
+_Given = TypeVar("_Given")
+_Held = TypeVar("_Held")
+
+
+class InSeconds(Generic[_Given, _Held]):
+    """A field of :class:`Options` that holds seconds, and takes timedeltas and words as well."""
+
+    def __init__(self, default: _Held) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> _Held:
+        held: _Held = self._default if instance is None else vars(instance)[self._name]
+        return held
+
+    def __set__(self, instance: object, value: _Given) -> None:
+        is_none = value is None and self._default is None
+        vars(instance)[self._name] = None if is_none else in_seconds(value, f"Option {self._name}")
+
+
+_Span = InSeconds[Seconds, float]
+_SpanOrNone = InSeconds[Seconds | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,9 @@ class Options:
     ``driver_timeout_s``, ``heartbeat_s`` and ``placement``. They must be equal in all operators of a query; a start
     with different values is refused. The others are each operator's own.
 
+    Options that end in ``_s`` take a number of seconds, a ``datetime.timedelta``, or words as in Spark, such as
+    ``"1 hour 30 minutes"``.
+
     Parameters
     ----------
     table : {"runs", "memory", "rocksdb"}
@@ -114,7 +144,7 @@ class Options:
     retained_checkpoints : int
         Number of newest checkpoints that can be restored; at least 2. Files that only older ones need are deleted:
         unkeyed state at once, changesets of keyed state once the state is materialized.
-    retained_s : mapping of float to float
+    retained_s : mapping of float, timedelta or str to the same
         Checkpoints that can be read for longer: the first one of each interval of so many seconds, and for how many
         seconds. ``{60: 3600, 3600: 86400}`` keeps one of each minute for an hour and one of each hour for a day. See
         docs/reading-state.md.
@@ -125,7 +155,7 @@ class Options:
     materialization : bool
         Whether keyed state is materialized: stored as merged runs, so that older changesets can be deleted. Without
         it the query's log grows without bound, with the changes of all its operators.
-    materialization_interval_s : float
+    materialization_interval_s : float, timedelta or str
         How often each subtask materializes its state if it has changes; subtasks do it at different times.
     materialization_max_failures : int
         The query fails after more failures in a row of one subtask.
@@ -133,12 +163,12 @@ class Options:
         A subtask materializes earlier if its changesets are larger than this times its materialized state, and than 1
         MB; at most a fortieth of the time goes to this. So does an operator that alone keeps more of the log than this
         times the materialized state of all operators.
-    replay_budget_s : float
+    replay_budget_s : float, timedelta or str
         A subtask materializes earlier if a restart would need longer than this, by estimate, to read its changesets.
-    restore_deadline_s : float or None
+    restore_deadline_s : float, timedelta, str or None
         A subtask that takes longer to restore its state, its RocksDB table included, fails and names the missing
         part. None for no limit.
-    driver_timeout_s : float
+    driver_timeout_s : float, timedelta or str
         A task fails if the driver takes longer to reply. The last task of a query's batch waits until the checkpoint
         is durable.
     inline_budget_bytes : int or None
@@ -155,17 +185,17 @@ class Options:
         Objects that a subtask writes at a time.
     upload_attempts : int
         Attempts at a request to an object store. With 1 nothing is repeated or hedged.
-    upload_timeout_s : float
+    upload_timeout_s : float, timedelta or str
         A write that takes longer than this, or than 97 % of earlier writes, gets a second attempt beside it; the
         first to finish counts. At most 5 % of the requests are such attempts.
-    upload_retry_delay_s : float
+    upload_retry_delay_s : float, timedelta or str
         A failed request is repeated after a random time up to this, then up to twice this, and so on.
     merge_fan_in : int
         Number of runs of about the same size that are merged into one; at least 2.
-    log_min_age_s : float
+    log_min_age_s : float, timedelta or str
         The log keeps an older start's claim for this long, so that a driver that was suspended meanwhile finds it. A
         driver that was suspended for longer than half of this reads the whole log.
-    orphan_min_age_s : float
+    orphan_min_age_s : float, timedelta or str
         A start removes unreferenced objects of earlier starts that are older than this.
     local_directory : str or None
         Directory of the local copies of runs. None for Spark's scratch directory, which ends with the application; in
@@ -179,7 +209,7 @@ class Options:
     placement : {"auto", "on", "off"}
         Whether a subtask stays on the executor that has its local files. ``auto`` does so if the application can have
         more than one executor and Spark has been given ``statelog.spark_conf()``. See docs/placement.md.
-    heartbeat_s : float or None
+    heartbeat_s : float, timedelta, str or None
         Run a batch at least this often, even without data, so that timers and windows in processing time fire; at
         least 0.1. None for no heartbeat. The trigger ``availableNow`` ignores it. See docs/time.md for setting or
         removing it in a query that has run.
@@ -197,34 +227,37 @@ class Options:
     max_file_bytes: int = 32 << 20
     max_space_amplification: float = 2.0
     retained_checkpoints: int = 10
-    retained_s: Mapping[float, float] = field(default_factory=dict)
+    retained_s: Mapping[Any, Seconds] = field(default_factory=dict)
     changelog: bool = True
     materialization: bool = True
-    materialization_interval_s: float = 600.0
+    materialization_interval_s: _Span = _Span(600.0)
     materialization_max_failures: int = 3
     max_log_to_base: float = 0.75
-    replay_budget_s: float = 10.0
-    restore_deadline_s: float | None = None
-    driver_timeout_s: float = 600.0
+    replay_budget_s: _Span = _Span(10.0)
+    restore_deadline_s: _SpanOrNone = _SpanOrNone(None)
+    driver_timeout_s: _Span = _Span(600.0)
     inline_budget_bytes: int | None = None
     compression: str = "lz4"
     upload_part_bytes: int = 5 << 20
     max_in_flight_bytes: int = 100 << 20
     upload_threads: int = 5
     upload_attempts: int = 3
-    upload_timeout_s: float = 1.0
-    upload_retry_delay_s: float = 0.5
+    upload_timeout_s: _Span = _Span(1.0)
+    upload_retry_delay_s: _Span = _Span(0.5)
     merge_fan_in: int = 6
-    log_min_age_s: float = 60.0
-    orphan_min_age_s: float = 3600.0
+    log_min_age_s: _Span = _Span(60.0)
+    orphan_min_age_s: _Span = _Span(3600.0)
     local_directory: str | None = None
     plain_local_files: bool = False
     redact_keys: bool = False
     placement: str = "auto"
-    heartbeat_s: float | None = None
+    heartbeat_s: _SpanOrNone = _SpanOrNone(None)
     observer: Observer = field(default_factory=Observer)
 
     def __post_init__(self) -> None:
+        if isinstance(self.retained_s, Mapping):
+            spans = {_retained(every): _retained(kept) for every, kept in self.retained_s.items()}
+            object.__setattr__(self, "retained_s", spans)
         for names, is_valid, expected in _CHECKS:
             for name in names.split():
                 value = getattr(self, name)
@@ -235,7 +268,6 @@ class Options:
                 value = getattr(self, name)
                 if value is not None:  # NumPy's numbers become Python's, which every format can store
                     object.__setattr__(self, name, int(value) if range_.is_whole else float(value))
-        object.__setattr__(self, "retained_s", {float(every): float(kept) for every, kept in self.retained_s.items()})
 
     def for_store(self, *, can_append: bool) -> Options:
         """These options, with values that suit the store for those that are None."""
@@ -257,3 +289,12 @@ class Options:
     def heartbeat_ms(self) -> int | None:
         """The heartbeat in milliseconds; None for no heartbeat."""
         return None if self.heartbeat_s is None else round(self.heartbeat_s * 1000)
+
+    @property
+    def retained_spans_s(self) -> dict[float, float]:
+        """The option `retained_s` in seconds."""
+        return {_retained(every): _retained(kept) for every, kept in self.retained_s.items()}
+
+
+def _retained(given: Seconds) -> float:
+    return in_seconds(given, "A time in the option retained_s")

@@ -156,8 +156,8 @@ def _beside(windows: Any, steps: int) -> Any:
     match windows:
         case CountWindows(size):
             return CountWindows(max(1, size + 2 * steps))
-        case SessionWindows(gap_ms):
-            return SessionWindows(max(1, gap_ms + steps))
+        case SessionWindows():
+            return SessionWindows(max(1, windows.gap_ms + steps))
         case _:
             size_ms, slide_ms, offset_ms = grid(windows)
             return SlidingWindows(max(1, size_ms + steps * slide_ms), slide_ms, offset_ms)

@@ -153,8 +153,9 @@ def _changed(windows: Any, chosen: random.Random) -> Any:
             return CountWindows(chosen.randint(2, 9))
         case SessionWindows():
             return SessionWindows(chosen.randint(1, 4))
-        case SlidingWindows(size_ms, slide_ms, offset_ms) if size_ms > slide_ms + 3:
-            return SlidingWindows(size_ms - slide_ms * chosen.randint(0, 1), slide_ms, offset_ms)
+        case SlidingWindows() if windows.size_ms > windows.slide_ms + 3:
+            size_ms = windows.size_ms - windows.slide_ms * chosen.randint(0, 1)
+            return SlidingWindows(size_ms, windows.slide_ms, windows.offset_ms)
     return windows
 
 

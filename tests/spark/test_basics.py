@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.accumulators import Accumulator
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -44,6 +45,24 @@ def test_any_parallelism_at_every_start(spark: SparkSession, tmp_path: Path, var
     job.require_exact()
     assert (job.checkpoint / "statelog" / "log").is_dir()
     assert any(job.state.glob("*/changes")) == (VARIANTS[variant].inline_budget_bytes == 0)
+
+
+class Counting(Ledger):
+    def __init__(self, rows: Accumulator[int]) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        held = list(rows)
+        self._rows.add(len(held))
+        return super().handleInputRows(key, iter(held), timerValues)
+
+
+def test_accumulators_count_in_every_batch(spark: SparkSession, tmp_path: Path) -> None:
+    job, counted = Job(tmp_path).add(make_orders(3)), spark.sparkContext.accumulator(0)
+    job.run(job.ledger(spark, 2, processor=Counting(counted)))
+    assert counted.value == 90
+    job.require_exact()
 
 
 def test_options_may_change_from_run_to_run(spark: SparkSession, tmp_path: Path) -> None:

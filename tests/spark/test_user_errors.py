@@ -37,6 +37,12 @@ class WithSession(Ledger):
         self.session = session
 
 
+class WithBroadcast(Ledger):
+    def __init__(self, session: SparkSession) -> None:
+        super().__init__()
+        self.names = session.sparkContext.broadcast({"a": "Ann"})
+
+
 class InitFails(Ledger):
     def init(self, handle: Any) -> None:
         raise KeyError("DATABASE_URL")
@@ -73,6 +79,7 @@ class DeclaredTwice(Ledger):
     [
         (lambda _: WithLock(), ProcessorError, ErrorKind.PROCESSOR_NOT_PICKLABLE, ["WithLock", "in init()"]),
         (WithSession, ProcessorError, ErrorKind.PROCESSOR_NOT_PICKLABLE, ["WithSession", "SparkSession"]),
+        (WithBroadcast, ConfigurationError, ErrorKind.UNSUPPORTED_FEATURE, ["broadcast variable", "in init()"]),
         (lambda _: InitFails(), ProcessorError, ErrorKind.PROCESSOR_FAILED, ["InitFails", "DATABASE_URL"]),
         (lambda _: WithTtl(), ConfigurationError, ErrorKind.INVALID_OPTION, ["'account'", "'ProcessingTime'"]),
         (lambda _: WithTimer(), ProcessorError, ErrorKind.STATE_USAGE, ["init() or close() uses timers"]),
@@ -81,7 +88,7 @@ class DeclaredTwice(Ledger):
         (lambda _: DeclaredTwice(), ConfigurationError, ErrorKind.INVALID_OPTION, ["'account' is declared twice"]),
         (lambda _: Ledger, ConfigurationError, ErrorKind.INVALID_OPTION, ["an object, not a class"]),
     ],
-    ids=["lock", "session", "init", "ttl", "timer", "schema", "type", "twice", "class"],
+    ids=["lock", "session", "broadcast", "init", "ttl", "timer", "schema", "type", "twice", "class"],
 )
 def test_a_processor_that_cannot_run_is_refused_when_the_query_is_built(
     spark: SparkSession,

@@ -218,7 +218,7 @@ def test_late_rows_are_counted_and_update_windows_while_they_are_allowed(spark: 
     )
     totals = (
         statelog.key_by(_stream(spark, tmp_path), "user")
-        .window(TumblingWindows(10_000), allowedLatenessMs=15_000, watermark=statelog.Watermark("time"))
+        .window(TumblingWindows(10_000), allowedLateness="15 seconds", watermark=statelog.Watermark("time"))
         .reduce(lambda one, other: (one[0] + other[0],), "n long", options=Options(observer=CountLate()))
     )
     found = [(row.window_start.second, row.n) for row in _run(totals, tmp_path)]
@@ -229,7 +229,7 @@ def test_late_rows_are_counted_and_update_windows_while_they_are_allowed(spark: 
 def test_a_start_with_other_settings_converts_or_refuses(spark: SparkSession, tmp_path: Path) -> None:
     def totals(windows: Any, lateness_ms: int) -> DataFrame:
         marked = _stream(spark, tmp_path).withWatermark("time", "0 seconds")
-        keyed = statelog.key_by(marked, "user").window(windows, allowedLatenessMs=lateness_ms)
+        keyed = statelog.key_by(marked, "user").window(windows, allowedLateness=lateness_ms)
         return keyed.reduce(lambda one, other: (one[0] + other[0],), "n long")
 
     _write(tmp_path, [[("a", 5.0, 1), ("a", 15.0, 2)], [("a", 22.0, 3)]])

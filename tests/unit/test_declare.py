@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyspark.core.broadcast import _from_id
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from statelog import ArrowProcessor, ConfigurationError, OperatorProcessor
+from statelog import ArrowProcessor, ConfigurationError, OperatorProcessor, ProcessorError
 from statelog.testing import Harness
 
 ROWS = "k string, n long"
@@ -48,6 +49,35 @@ class Unkeyed(OperatorProcessor):
 
     def process(self, rows: Any, context: Any) -> Any:
         return ()
+
+
+class _Broadcast:
+    """Stands for a broadcast variable of Spark: it is pickled in the same way."""
+
+    def __reduce__(self) -> Any:
+        return _from_id, (1 << 40,)
+
+
+class _Unreadable:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize(
+    ("held", "error", "message"),
+    [
+        (_Broadcast(), ConfigurationError, r"the processor uses a broadcast variable of Spark.*in init\(\)"),
+        (_Unreadable(), ProcessorError, "the processor can be pickled, but its copy fails: ValueError"),
+    ],
+)
+@pytest.mark.parametrize(("processor", "arguments"), [(Keyed, {"keys": ["k"]}), (Unkeyed, {})])
+def test_a_processor_is_a_copy_of_what_was_given(
+    processor: Any, arguments: dict[str, Any], held: Any, error: type[Exception], message: str
+) -> None:
+    made = processor(_value)
+    made.held = held
+    with pytest.raises(error, match=f"operator 'main': {message}"):
+        Harness(made, input=ROWS, output=ROWS, **arguments)
 
 
 def _value(handle: Any) -> None:

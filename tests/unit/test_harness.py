@@ -253,7 +253,7 @@ def test_watermark_of_spark_is_set_by_the_test() -> None:
 
 
 def test_watermark_of_the_operator_follows_from_the_rows() -> None:
-    own = Watermark("at", delay_ms=500)
+    own = Watermark("at", delay="0.5 seconds")
     with event_times(timeMode="EventTime", watermark=own) as harness:
         assert harness.push([("a", second(3)), ("a", second(1))]) == [("a", 2, -1)]
         assert harness.push([("a", second(1))]) == [("a", 1, 2500)], "late by the watermark of the batch before"

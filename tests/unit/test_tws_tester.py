@@ -263,7 +263,7 @@ def test_failed_batch_leaves_nothing() -> None:
 
 
 def test_watermark_follows_from_the_rows() -> None:
-    made = TwsTester(Reminders(), timeMode="EventTime", eventTimeExtractor=lambda row: row.at, watermarkDelayMs=10)
+    made = TwsTester(Reminders(), timeMode="EventTime", eventTimeExtractor=lambda row: row.at, watermarkDelay=10)
     assert made.test("a", [Row(at=50, delay=45)]) == [Row(key="a", timers=[45], now=0, watermark=0)]
     found = made.test("b", [Row(at=60, delay=70), Row(at=41, delay=70)])
     assert found == [Row(key="b", timers=[70], now=0, watermark=40), Row(key="a", fired=45)]

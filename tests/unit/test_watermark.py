@@ -85,7 +85,7 @@ def make_harness(watermark: Watermark) -> Harness:
 
 
 def test_it_follows_the_rows_across_restarts_and_parallelisms() -> None:
-    with make_harness(Watermark("at", delay_ms=100)) as harness:
+    with make_harness(Watermark("at", delay=100)) as harness:
         assert [row.watermark for row in harness.push([("a", 0, at(1000)), ("b", 0, at(400))])] == [NO_TIME_MS] * 2
         harness.restart(5, keepLocal=False)
         fired = harness.push([])
@@ -112,7 +112,7 @@ FAR_MS = NOW_MS + 20 * 365 * 24 * HOUR_MS
 
 
 def test_a_row_too_far_ahead_of_processing_time_does_not_move_it() -> None:
-    with make_harness(Watermark("at", delay_ms=100, max_ahead=HOUR_MS)) as harness:
+    with make_harness(Watermark("at", delay=100, max_ahead=HOUR_MS)) as harness:
         harness.push([("a", 0, at(NOW_MS)), ("broken", 0, at(FAR_MS)), ("b", 0, at(NOW_MS + HOUR_MS + 1))], NOW_MS)
         assert harness.repeatBatch() == harness.repeatBatch(restart=True)
         harness.push([("c", 0, at(NOW_MS + HOUR_MS))])  # not too far
@@ -140,7 +140,7 @@ def test_rows_that_are_late_because_of_a_row_from_the_future_are_warned_of_once(
     logger = logging.getLogger("statelog.checkpoint.slow")
     monkeypatch.setattr(logger, "propagate", True)
     caplog.set_level(logging.INFO, logger.name)
-    with make_harness(Watermark("at", delay_ms=HOUR_MS)) as harness:
+    with make_harness(Watermark("at", delay=HOUR_MS)) as harness:
         harness.push([("a", 0, at(NOW_MS))], NOW_MS)
         harness.push([("a", 0, at(NOW_MS - 2 * HOUR_MS))])
         harness.push([("a", 0, at(NOW_MS - 2 * HOUR_MS)), ("broken", 0, at(FAR_MS))])
@@ -184,10 +184,10 @@ def test_the_warning_is_also_for_sparks_watermark(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ({"delay_ms": -1}, "delay_ms"),
-        ({"delay_ms": 1.5}, "delay_ms"),
-        ({"max_ahead": -1}, "max_ahead"),
-        ({"max_ahead": True}, "max_ahead"),
+        ({"delay": -1}, "delay is int -1"),
+        ({"delay": 1.5}, "delay is float 1.5"),
+        ({"max_ahead": -1}, "max_ahead is int -1"),
+        ({"max_ahead": True}, "max_ahead is bool True"),
         ({"inputs": 0}, "inputs"),
         ({"inputs": 2}, "input_column"),
         ({"input_column": "source"}, "input_column"),

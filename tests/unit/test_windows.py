@@ -73,7 +73,7 @@ def test_the_width_of_panes(size: int, slide: int, width: int) -> None:
     [
         lambda: statelog.TumblingWindows(0),
         lambda: statelog.TumblingWindows(1.5),  # type: ignore[arg-type]  # misuse
-        lambda: statelog.TumblingWindows(10, "1"),  # type: ignore[arg-type]  # misuse
+        lambda: statelog.TumblingWindows(10, "1"),
         lambda: statelog.SlidingWindows(10, 0),
         lambda: statelog.SlidingWindows(True, 1),
         lambda: statelog.SessionWindows(-1),
@@ -455,7 +455,6 @@ class NoMerge(statelog.AggregateFunction[Any, Any]):
         (lambda: definition("10 seconds"), "window takes one of TumblingWindows, SlidingWindows"),
         (lambda: definition(time_column="n"), "'n', which is no timestamp column.*n bigint"),
         (lambda: definition(time_column="nothing"), "'nothing', which is no timestamp column"),
-        (lambda: definition(allowed_lateness_ms=-1), "allowedLatenessMs is -1"),
         (
             lambda: definition(time_mode=TimeMode.PROCESSING_TIME, time_column=None, late_column="late"),
             "in event time only",

@@ -17,11 +17,12 @@ from statelog.aggregates.rows import Deduplicate, LatestRow, TopRows
 from statelog.checkpoint.settings import AGGREGATE, COLUMN_TYPE
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
+from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
 from statelog.numbers import checked_whole
 from statelog.operators.event_time import EventTime
 from statelog.runs.schema import TimeDomain
-from statelog.runs.times import Ttl
+from statelog.runs.times import LAST_MS, Ttl
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def plan_aggregates(
     named: Mapping[str, Aggregate],
     *,
     output_mode: str,
-    ttl: int | Ttl | None,
+    ttl: Duration | Ttl | None,
     combine: bool,
 ) -> KeyedPlan:
     """Plan the aggregates of each key; ConfigurationError if the arguments do not fit each other or the input."""
@@ -89,7 +90,7 @@ def plan_aggregates(
     return _planned(definition, "agg", accumulators, completion, settings, combine=combine)
 
 
-def plan_latest(definition: KeyedDefinition, by: str, ttl: int | Ttl | None, *, combine: bool) -> KeyedPlan:
+def plan_latest(definition: KeyedDefinition, by: str, ttl: Duration | Ttl | None, *, combine: bool) -> KeyedPlan:
     """Plan the newest row of each key; raises ConfigurationError like :func:`plan_aggregates`."""
     place = _ordering_column(definition, "latest", by)
     others = definition.others
@@ -100,7 +101,9 @@ def plan_latest(definition: KeyedDefinition, by: str, ttl: int | Ttl | None, *, 
     return _planned(definition, "latest", reduction, completion, settings, combine=combine)
 
 
-def plan_top(definition: KeyedDefinition, size: int, by: str, ttl: int | Ttl | None, *, combine: bool) -> KeyedPlan:
+def plan_top(
+    definition: KeyedDefinition, size: int, by: str, ttl: Duration | Ttl | None, *, combine: bool
+) -> KeyedPlan:
     """Plan the greatest rows of each key; raises ConfigurationError like :func:`plan_aggregates`."""
     size = checked_whole(size, "top: n", 1)
     place = _ordering_column(definition, "top", by)
@@ -114,7 +117,7 @@ def plan_top(definition: KeyedDefinition, size: int, by: str, ttl: int | Ttl | N
     return _planned(definition, "top", reduction, completion, settings, combine=combine)
 
 
-def plan_deduplication(definition: KeyedDefinition, ttl: int | Ttl | None, delay_ms: int | None) -> KeyedPlan:
+def plan_deduplication(definition: KeyedDefinition, ttl: Duration | Ttl | None, delay_ms: int | None) -> KeyedPlan:
     """Plan the first row of each key; `delay_ms` is that of the watermark within which it is the only one."""
     if delay_ms is not None and ttl is not None:
         raise ConfigurationError("dedup: within the watermark the ttl is the watermark's delay.", hint="Leave ttl out.")
@@ -183,7 +186,7 @@ def _named(name: str, aggregate: Any) -> Aggregate:
     return aggregate.alias(name)
 
 
-def _completion(definition: KeyedDefinition, method: str, output_mode: str, ttl: int | Ttl | None) -> Completion:
+def _completion(definition: KeyedDefinition, method: str, output_mode: str, ttl: Duration | Ttl | None) -> Completion:
     if output_mode not in ("update", "append"):
         raise ConfigurationError(f"{method}: outputMode is {output_mode!r}.", hint="It must be 'update' or 'append'.")
     lifetime = _lifetime(definition, method, ttl)
@@ -205,11 +208,9 @@ def _completion(definition: KeyedDefinition, method: str, output_mode: str, ttl:
 
 
 def _lifetime(definition: KeyedDefinition, method: str, ttl: object) -> Ttl | None:
-    lifetime = Ttl(ttl) if isinstance(ttl, int) else ttl
-    if lifetime is None:
+    if ttl is None:
         return None
-    if not isinstance(lifetime, Ttl):
-        raise ConfigurationError(f"{method}: ttl is {ttl!r:.80}.", hint="It must be milliseconds, or a statelog.Ttl.")
+    lifetime = ttl if isinstance(ttl, Ttl) else Ttl(in_milliseconds(ttl, f"{method}: ttl", most=LAST_MS))
     if lifetime.renew_on_read:
         raise ConfigurationError(f"{method}: renew_on_read has no meaning: keys are read with rows only.")
     if lifetime.domain is TimeDomain.EVENT and definition.is_streaming and definition.event_time is None:

@@ -26,7 +26,7 @@ from statelog.operators.keyed.columns import TimerColumns, ValueColumns
 from statelog.operators.keyed.indexing import IndexedRows
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import TimeDomain
-from statelog.runs.times import NO_TIME_MS, Moment, Ttl
+from statelog.runs.times import NO_TIME_MS, Moment, Ttl, expiries_ms
 from statelog.shown import shown_key
 from statelog.tables.table import KeyBatch
 
@@ -142,7 +142,7 @@ class KeyedAggregates:
         completion = self._completion
         if completion.stores_last:
             assert completion.ttl is not None
-            ends_ms = stored[0].fill_null(NO_TIME_MS).to_numpy() + completion.ttl.duration_ms
+            ends_ms = expiries_ms(completion.ttl, stored[0].fill_null(NO_TIME_MS).to_numpy())
             waits = has & (ends_ms > moment.now_ms(completion.ttl.domain))
             self._timers.register(np.flatnonzero(waits), ends_ms[waits])
             is_over &= ~waits
@@ -197,7 +197,7 @@ class KeyedAggregates:
         completion = self._completion
         if last is not None:
             assert completion.ttl is not None
-            self._timers.register(np.flatnonzero(is_new), last[is_new] + completion.ttl.duration_ms)
+            self._timers.register(np.flatnonzero(is_new), expiries_ms(completion.ttl, last[is_new]))
             return
         assert completion.key_time is not None
         rows = pa.RecordBatch.from_arrays(keys, schema=self._key_schema)

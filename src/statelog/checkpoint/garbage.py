@@ -297,7 +297,7 @@ class Inventory:
         self.retention = Retention(options.max_space_amplification)
         self.pins = StandingPins(store, clock)
         self.parent = _ParentObjects(name)
-        self.points = RetainedPoints(store, name, options.retained_s, clock)
+        self.points = RetainedPoints(store, name, options.retained_spans_s, clock)
         self.gate = DeletionGate(self.retention.needs, self._is_granted, self.pins.need)
         self.deleter = Deleter(
             store,

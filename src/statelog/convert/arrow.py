@@ -14,6 +14,7 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from statelog.convert.types import arrow_type
+from statelog.durations import Duration
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import EntryColumns, TimerColumns, ValueColumns
@@ -218,18 +219,20 @@ class ArrowHandle:
         self._handle = handle
         self._descriptors = descriptors
 
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ArrowValueState:
+    def getValueState(
+        self, stateName: str, schema: Any, ttlDurationMs: Duration | Ttl | None = None
+    ) -> ArrowValueState:
         """The value state of this name."""
         state = self._handle.getValueState(stateName, schema, ttlDurationMs)
         return ArrowValueState(state, self._descriptors[stateName])
 
-    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ArrowListState:
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: Duration | Ttl | None = None) -> ArrowListState:
         """The list state of this name."""
         state = self._handle.getListState(stateName, schema, ttlDurationMs)
         return ArrowListState(state, self._descriptors[stateName])
 
     def getMapState(
-        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | Ttl | None = None
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: Duration | Ttl | None = None
     ) -> ArrowMapState:
         """The map state of this name."""
         state = self._handle.getMapState(stateName, userKeySchema, valueSchema, ttlDurationMs)

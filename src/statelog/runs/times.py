@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
+from statelog.numbers import is_whole
 from statelog.runs.schema import TimeDomain
 
 NO_TIME_MS: Final = -(1 << 63)
 """Before all times: the watermark before any row, and the mark of timers before any has fired."""
+LAST_MS: Final = (1 << 63) - 1
+"""The last time of 64 bits, which never comes."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +45,17 @@ class Watermark:
     ----------
     column : str
         The input column with the event time, a timestamp.
-    delay_ms : int
-        How much later than the newest row a row may come, in milliseconds.
+    delay : int, timedelta or str
+        How much later than the newest row a row may come: milliseconds, a timedelta, or words such as "10 seconds".
     inputs : int
         Number of inputs, if the operator reads a union of several. Their smallest watermark counts, and until each
         input has had a row there is none.
     input_column : str, optional
         The column with the number of a row's input, an integer from 0 to `inputs` - 1. Required
         with several inputs, not allowed with one.
-    max_ahead : int, optional
-        How far ahead of its batch's processing time a row may be to move the watermark, in milliseconds. One with a
-        later event time is handled like any other and does not move it; by default all rows do.
+    max_ahead : int, timedelta or str, optional
+        How far ahead of its batch's processing time a row may be to move the watermark: milliseconds, a timedelta, or
+        words. One with a later event time is handled like any other and does not move it; by default all rows do.
 
     Raises
     ------
@@ -57,35 +64,48 @@ class Watermark:
     """
 
     column: str
-    delay_ms: int = 0
+    delay: Duration = 0
     inputs: int = 1
     input_column: str | None = None
-    max_ahead: int | None = None
+    max_ahead: Duration | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("delay_ms", 0), ("inputs", 1), ("max_ahead", 0)):
-            value = getattr(self, name)
-            if name == "max_ahead" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(f"The watermark's {name} is {value!r}.", hint=f"It must be {least} or more.")
+        object.__setattr__(self, "delay", in_milliseconds(self.delay, "The watermark's delay", least=0))
+        if self.max_ahead is not None:
+            ahead_ms = in_milliseconds(self.max_ahead, "The watermark's max_ahead", least=0)
+            object.__setattr__(self, "max_ahead", ahead_ms)
+        if not is_whole(self.inputs) or self.inputs < 1:
+            raise ConfigurationError(f"The watermark's inputs is {self.inputs!r}.", hint="It must be 1 or more.")
         if (self.inputs > 1) != (self.input_column is not None):
             raise ConfigurationError(
                 f"The watermark has {self.inputs} inputs and input_column {self.input_column!r}.",
                 hint="Several inputs need a column that tells them apart, a single one must not have it.",
             )
 
+    @property
+    def delay_ms(self) -> int:
+        """The delay in milliseconds."""
+        assert isinstance(self.delay, int)
+        return self.delay
+
+    @property
+    def max_ahead_ms(self) -> int | None:
+        """The bound `max_ahead` in milliseconds."""
+        assert self.max_ahead is None or isinstance(self.max_ahead, int)
+        return self.max_ahead
+
 
 @dataclass(frozen=True)
 class Ttl:
     """How long the entries of a state live; each value, list element and map entry on its own.
 
-    Spark's ``ttlDurationMs`` is ``Ttl(duration_ms)``; the other parameters are those that Flink's StateTtlConfig adds.
+    Spark's ``ttlDurationMs`` is ``Ttl(duration)``; the other parameters are those that Flink's StateTtlConfig adds.
 
     Parameters
     ----------
-    duration_ms : int
-        Lifetime after the last write, in milliseconds; at least 1.
+    duration : int, timedelta or str
+        Lifetime after the last write: milliseconds, at least 1, a timedelta, or words such as "1 hour 30 minutes". An
+        entry whose lifetime would end after the last time of 64 bits never expires.
     time : {"processing", "event"}
         The clock that counts. In processing time an entry lives until the batch's time reaches its last write plus the
         duration. In event time it lives until the watermark reaches the event time of its last write plus the duration.
@@ -99,18 +119,33 @@ class Ttl:
         If a value is out of its range.
     """
 
-    duration_ms: int
+    duration: Duration
     time: Literal["processing", "event"] = "processing"
     renew_on_read: bool = False
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.duration_ms, int) and not isinstance(self.duration_ms, bool)
-        if not is_number or self.duration_ms < 1:
-            raise ConfigurationError(f"The TTL duration is {self.duration_ms!r}.", hint="It must be 1 ms or more.")
+        object.__setattr__(self, "duration", in_milliseconds(self.duration, "The TTL duration", most=LAST_MS))
         if self.time not in ("processing", "event"):
             raise ConfigurationError(f"The TTL's time is {self.time!r}.", hint="It must be 'processing' or 'event'.")
+
+    @property
+    def duration_ms(self) -> int:
+        """The duration in milliseconds."""
+        assert isinstance(self.duration, int)
+        return self.duration
 
     @property
     def domain(self) -> TimeDomain:
         """The clock that counts."""
         return TimeDomain(self.time)
+
+
+def expiry_ms(ttl: Ttl, since_ms: int) -> int:
+    """When an entry that was written at a time expires; ``LAST_MS`` if it would be later."""
+    return min(since_ms + ttl.duration_ms, LAST_MS)
+
+
+def expiries_ms(ttl: Ttl, since_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """When entries that were written at some times expire, each as :func:`expiry_ms`."""
+    # A sum beyond 64 bits would wrap around.
+    return np.minimum(since_ms, LAST_MS - ttl.duration_ms) + ttl.duration_ms

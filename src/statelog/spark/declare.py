@@ -11,15 +11,17 @@ from pyspark.sql.types import DataType, StructType
 
 from statelog.aggregates.functions import Aggregate
 from statelog.aggregates.state_schemas import require_aggregating, require_reducing
+from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.runs.schema import StateKind, StateLife, TimeDomain
-from statelog.runs.times import Ttl
+from statelog.runs.times import LAST_MS, Ttl
 from statelog.spark.checks import Parse, parse_schema
 from statelog.spark.states import KeyedStateDeclaration, UnkeyedStateDeclaration
 
 _NAME_LENGTH: Final = 200
+_BROADCAST_ERROR: Final = "BROADCAST_VARIABLE_NOT_LOADED"
 _Declaration = TypeVar("_Declaration", KeyedStateDeclaration, UnkeyedStateDeclaration)
 
 
@@ -45,7 +47,7 @@ def declare_keyed(
     which needs a session. Raises ProcessorError if a call fails, and ConfigurationError if a state is declared twice or
     needs a kind of time that the operator does not have.
     """
-    return declare_keyed_states_of(pickle.loads(processor), uid, domains, parse)
+    return declare_keyed_states_of(_copy_of(processor, uid), uid, domains, parse)
 
 
 def declare_keyed_states_of(
@@ -62,8 +64,28 @@ def declare_unkeyed(
 ) -> list[UnkeyedStateDeclaration]:
     """The states of an unkeyed operator's pickled processor, sorted by name; otherwise as :func:`declare_keyed`."""
     handle = _UnkeyedHandle(uid, parallelism, parse)
-    _call_init(pickle.loads(processor), handle, uid)
+    _call_init(_copy_of(processor, uid), handle, uid)
     return _by_name(handle.states.values())
+
+
+def _copy_of(processor: bytes, uid: str) -> Any:
+    """A copy of a pickled processor; raises ConfigurationError or ProcessorError if it cannot be made."""
+    try:
+        return pickle.loads(processor)
+    except Exception as error:
+        if _BROADCAST_ERROR in str(error):
+            raise ConfigurationError(
+                f"operator '{uid}': the processor uses a broadcast variable of Spark, which Spark does not bring to"
+                " stateful processors.",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                hint="Keep the value itself in the processor, or load it in init(); for values that change use the"
+                " broadcast state of statelog.process(..., broadcast=...).",
+            ) from error
+        raise ProcessorError(
+            f"operator '{uid}': the processor can be pickled, but its copy fails: {type(error).__name__}: {error}.",
+            kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
+            hint="Keep only objects in the processor that pickle can restore, and open the others in init().",
+        ) from error
 
 
 def _by_name(states: Iterable[_Declaration]) -> list[_Declaration]:
@@ -157,14 +179,14 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         self.timers = None
         self._domains = domains
 
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> Any:
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: Duration | Ttl | None = None) -> Any:
         return self._declare(stateName, StateKind.VALUE, ttlDurationMs, schema)
 
-    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> Any:
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: Duration | Ttl | None = None) -> Any:
         return self._declare(stateName, StateKind.LIST, ttlDurationMs, schema)
 
     def getMapState(
-        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | Ttl | None = None
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: Duration | Ttl | None = None
     ) -> Any:
         return self._declare(stateName, StateKind.MAP, ttlDurationMs, valueSchema, userKeySchema)
 
@@ -177,7 +199,7 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         return self.getMapState(stateName, userKeySchema, valueSchema)
 
     def getReducingState(
-        self, stateName: str, schema: Any, reduceFunction: Any, ttlDurationMs: int | Ttl | None = None
+        self, stateName: str, schema: Any, reduceFunction: Any, ttlDurationMs: Duration | Ttl | None = None
     ) -> Any:
         placeholder = self._declare(stateName, StateKind.REDUCING, ttlDurationMs, schema)
         if isinstance(reduceFunction, Aggregate):
@@ -185,7 +207,11 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         return placeholder
 
     def getAggregatingState(
-        self, stateName: str, accumulatorSchema: Any, aggregateFunction: Any, ttlDurationMs: int | Ttl | None = None
+        self,
+        stateName: str,
+        accumulatorSchema: Any,
+        aggregateFunction: Any,
+        ttlDurationMs: Duration | Ttl | None = None,
     ) -> Any:
         placeholder = self._declare(stateName, StateKind.AGGREGATING, ttlDurationMs, accumulatorSchema)
         if isinstance(aggregateFunction, Aggregate):
@@ -198,7 +224,7 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         if declared is not None:
             self.states[stateName] = replace(declared, life=StateLife.NONE)
 
-    def _declare(self, name: str, kind: StateKind, ttl: int | Ttl | None, value: Any, entry: Any = None) -> Any:
+    def _declare(self, name: str, kind: StateKind, ttl: Duration | Ttl | None, value: Any, entry: Any = None) -> Any:
         schemas = self._schemas(name, value, entry, has_entries=kind is StateKind.MAP)
         known = self.states.get(name)
         life = StateLife.BATCH if name in self.deleted else StateLife.KEPT
@@ -213,8 +239,8 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
     def _subject(self, name: str) -> str:
         return f"operator '{self._uid}': state '{name}'"
 
-    def _ttl(self, name: str, ttl: int | Ttl | None) -> Ttl | None:
-        if ttl is None or ttl == 0:  # to Spark too, 0 is no TTL
+    def _ttl(self, name: str, ttl: Duration | Ttl | None) -> Ttl | None:
+        if ttl is None:
             return None
         subject = self._subject(name)
         if isinstance(ttl, Ttl):
@@ -224,15 +250,15 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
                     hint="Use timeMode 'EventTime', or a TTL in processing time.",
                 )
             return ttl
+        duration_ms = in_milliseconds(ttl, f"{subject}: its TTL", least=0, most=LAST_MS)
+        if not duration_ms:  # to Spark too, 0 is no TTL
+            return None
         if TimeDomain.PROCESSING not in self._domains:
             raise ConfigurationError(
                 f"{subject} has a ttlDurationMs, which Spark allows with timeMode 'ProcessingTime' only.",
-                hint="Use that time mode, or statelog.Ttl(duration_ms), which works in all of them.",
+                hint="Use that time mode, or statelog.Ttl(duration), which works in all of them.",
             )
-        try:
-            return Ttl(ttl)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{subject}: {error.message}", hint=error.hint) from error
+        return Ttl(duration_ms)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         raise ProcessorError(

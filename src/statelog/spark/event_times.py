@@ -31,9 +31,9 @@ def own_event_time(schema: StructType, watermark: Watermark, *, drops_late: bool
 
     column = position(watermark.column, (TimestampType, TimestampNTZType), "a timestamp column")
     if watermark.input_column is None:
-        return EventTime(column, drops_late, watermark.inputs, max_ahead_ms=watermark.max_ahead)
+        return EventTime(column, drops_late, watermark.inputs, max_ahead_ms=watermark.max_ahead_ms)
     inputs = position(watermark.input_column, (IntegralType,), "an integer column")
-    return EventTime(column, drops_late, watermark.inputs, inputs, max_ahead_ms=watermark.max_ahead)
+    return EventTime(column, drops_late, watermark.inputs, inputs, max_ahead_ms=watermark.max_ahead_ms)
 
 
 def result_event_time(output: StructType, column: str, *, has_watermark: bool) -> EventTime | None:

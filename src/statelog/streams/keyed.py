@@ -21,6 +21,7 @@ from statelog.aggregates.functions import Aggregate
 from statelog.convert.arrow import ArrowProcessor
 from statelog.convert.codecs import ArrowCodecs, FrameCodecs, RowCodecs
 from statelog.convert.times import TimeMode
+from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
@@ -203,7 +204,7 @@ class KeyedStream:
         self,
         *aggregates: Aggregate,
         outputMode: str = "update",
-        ttl: int | Ttl | None = None,
+        ttl: Duration | Ttl | None = None,
         combine: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
@@ -224,7 +225,7 @@ class KeyedStream:
         outputMode : {"update", "append"}
             With "update" a key is returned with each batch that has rows of it, with "append" once, when it is
             complete. A batch query returns every key once.
-        ttl : int or Ttl, optional
+        ttl : int, timedelta, str or Ttl, optional
             A key is complete, and forgotten, so many milliseconds after its last row. If a grouping column has the
             watermark, it is complete when the watermark passes it, and late rows are dropped. Otherwise keys are kept.
         combine : bool
@@ -257,7 +258,7 @@ class KeyedStream:
 
     def dedup(
         self,
-        ttl: int | Ttl | None = None,
+        ttl: Duration | Ttl | None = None,
         withinWatermark: bool = False,
         *,
         uid: str | None = None,
@@ -271,7 +272,7 @@ class KeyedStream:
 
         Parameters
         ----------
-        ttl : int or Ttl, optional
+        ttl : int, timedelta, str or Ttl, optional
             A key is remembered so many milliseconds after the row that was returned; by default for good.
         withinWatermark : bool
             Whether keys are remembered for the watermark's delay in event time, and late rows dropped, like
@@ -297,7 +298,7 @@ class KeyedStream:
     def latest(
         self,
         by: str,
-        ttl: int | Ttl | None = None,
+        ttl: Duration | Ttl | None = None,
         *,
         combine: bool = False,
         uid: str | None = None,
@@ -313,7 +314,7 @@ class KeyedStream:
         ----------
         by : str
             The column that orders rows: the row with its greatest value is the newest, of several the last to arrive.
-        ttl : int or Ttl, optional
+        ttl : int, timedelta, str or Ttl, optional
             A key is forgotten so many milliseconds after its last row.
         combine, uid, parallelism, location, options, watermark, eventTimeColumnName
             As in :meth:`agg`.
@@ -336,7 +337,7 @@ class KeyedStream:
         self,
         n: int,
         by: str,
-        ttl: int | Ttl | None = None,
+        ttl: Duration | Ttl | None = None,
         *,
         combine: bool = False,
         uid: str | None = None,
@@ -354,7 +355,7 @@ class KeyedStream:
             The number of rows, at least 1.
         by : str
             The column that orders rows; of rows with the same value those that came first.
-        ttl : int or Ttl, optional
+        ttl : int, timedelta, str or Ttl, optional
             A key is forgotten so many milliseconds after its last row.
         combine, uid, parallelism, location, options, watermark, eventTimeColumnName
             As in :meth:`agg`.
@@ -408,7 +409,7 @@ class KeyedStream:
         windows: WindowAssigner,
         timeMode: str | None = None,
         timeColumn: str | None = None,
-        allowedLatenessMs: int = 0,
+        allowedLateness: Duration = 0,
         lateColumn: str | None = None,
         watermark: Watermark | None = None,
     ) -> WindowedStream:
@@ -423,9 +424,9 @@ class KeyedStream:
             have no time.
         timeColumn : str, optional
             The column of event time. The default is the column with the watermark; a batch DataFrame needs none.
-        allowedLatenessMs : int
-            How long a window still takes late rows after its result was returned, in milliseconds. Late rows make the
-            window return a new result.
+        allowedLateness : int, timedelta or str
+            How long a window still takes late rows after its result was returned: milliseconds, a timedelta, or words
+            such as "1 hour". Late rows make the window return a new result.
         lateColumn : str, optional
             Name of a struct column that the output gets for rows that are too late. By default they are dropped and
             counted.
@@ -444,9 +445,8 @@ class KeyedStream:
 
         Examples
         --------
-        >>> counts = (  # doctest: +SKIP
-        ...     statelog.key_by(events, "user").window(statelog.TumblingWindows(60_000)).agg(statelog.Count())
-        ... )
+        >>> by_user = statelog.key_by(events, "user")  # doctest: +SKIP
+        >>> by_user.window(statelog.TumblingWindows("1 minute")).agg(statelog.Count())  # doctest: +SKIP
         """
         df = self._frame.df
         mode = window_time_mode(windows, timeMode)
@@ -467,7 +467,7 @@ class KeyedStream:
             windows=windows,
             time_mode=mode,
             time_column=window_time_column(df, timeColumn, watermark) if mode is TimeMode.EVENT_TIME else None,
-            allowed_lateness_ms=allowedLatenessMs,
+            allowed_lateness_ms=in_milliseconds(allowedLateness, "allowedLateness", least=0),
             late_column=lateColumn,
             ansi=is_ansi(df.sparkSession),
             is_case_sensitive=is_case_sensitive(df.sparkSession),

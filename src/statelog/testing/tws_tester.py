@@ -15,6 +15,7 @@ from pyspark.sql.types import Row
 from statelog.checkpoint.batch import BatchTime
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
+from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ProcessorError, StatelogError
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.grouping import KeyChunk
@@ -53,7 +54,7 @@ class TwsTester:
     rows of the test, so these need no schema; values of its states must fit theirs.
 
     In addition to Spark's tester, entries expire by their TTL as the processing time is set forward, and with
-    `watermarkDelayMs` the watermark follows from the rows. Where Spark's tester differs from a query, this one behaves
+    `watermarkDelay` the watermark follows from the rows. Where Spark's tester differs from a query, this one behaves
     like a query:
 
     - A due timer fires in the same batch, so :meth:`test` returns its output too. A timer may be registered for a time
@@ -78,8 +79,9 @@ class TwsTester:
         As for ``transformWithState``.
     eventTimeExtractor : callable, optional
         The event time of a row, milliseconds since the Unix epoch; needed with timeMode "EventTime".
-    watermarkDelayMs : int, optional
-        Makes the watermark follow from the rows: the largest event time minus this. It moves after :meth:`test`; as in
+    watermarkDelay : int, timedelta or str, optional
+        Makes the watermark follow from the rows: the largest event time minus this, which is milliseconds, a
+        timedelta, or words such as "10 seconds". It moves after :meth:`test`; as in
         a query, a batch without rows follows and fires the timers that are due.
     options : Options, optional
         The operator's options, for example its table.
@@ -94,14 +96,18 @@ class TwsTester:
         outputMode: str = "Append",
         eventTimeExtractor: Callable[[Any], int] | None = None,
         *,
-        watermarkDelayMs: int | None = None,
+        watermarkDelay: Duration | None = None,
         options: Options | None = None,
     ) -> None:
         self.processor = processor
         self._mode = TimeMode.parse(timeMode)
         check_output_mode(outputMode)
         self._extractor = eventTimeExtractor
-        self._policy = None if watermarkDelayMs is None else WatermarkPolicy(watermarkDelayMs)
+        self._policy = (
+            None
+            if watermarkDelay is None
+            else WatermarkPolicy(in_milliseconds(watermarkDelay, "watermarkDelay", least=0))
+        )
         self._require_arguments(initialStateRow, initialStatePandas)
         self._uses_pandas = initialStatePandas is not None
         self._keys: dict[Any, int] = {}
@@ -135,7 +141,7 @@ class TwsTester:
                 errorClass="ARGUMENT_REQUIRED",
                 messageParameters={
                     "arg_name": "eventTimeExtractor",
-                    "condition": needs or "watermarkDelayMs is given",
+                    "condition": needs or "watermarkDelay is given",
                 },
             )
 
@@ -204,7 +210,7 @@ class TwsTester:
         if self._mode is not TimeMode.EVENT_TIME:
             raise _unsupported("setWatermark with TimeMode other than EventTime")
         if self._policy is not None:
-            raise _unsupported("setWatermark with watermarkDelayMs, by which the watermark follows from the rows")
+            raise _unsupported("setWatermark with watermarkDelay, by which the watermark follows from the rows")
         before = self._batches.last_time
         if currentWatermarkMs <= before.watermark_ms:
             raise IllegalArgumentException(

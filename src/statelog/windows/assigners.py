@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from statelog.aggregates.pane_grid import Panes
+from statelog.durations import LONGEST_MS, Duration, in_milliseconds
 from statelog.errors import ConfigurationError
-
-_LONGEST_MS: Final = 1 << 50
-"""About 35,000 years; a few of them added to any time stay within 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +15,9 @@ class TumblingWindows:
 
     Parameters
     ----------
-    size_ms : int
-        Length of a window, milliseconds.
-    offset_ms : int
+    size : int, timedelta or str
+        Length of a window: milliseconds, a timedelta, or words such as "10 minutes".
+    offset : int, timedelta or str
         Windows start at multiples of the size plus this.
 
     Raises
@@ -29,12 +26,22 @@ class TumblingWindows:
         If a value is out of its range.
     """
 
-    size_ms: int
-    offset_ms: int = 0
+    size: Duration
+    offset: Duration = 0
 
     def __post_init__(self) -> None:
-        _require(self, "size_ms")
-        _require(self, "offset_ms", least=-_LONGEST_MS)
+        _to_milliseconds(self, "size")
+        _to_milliseconds(self, "offset", least=-LONGEST_MS)
+
+    @property
+    def size_ms(self) -> int:
+        """The length of a window in milliseconds."""
+        return _milliseconds_of(self.size)
+
+    @property
+    def offset_ms(self) -> int:
+        """The offset of the starts in milliseconds."""
+        return _milliseconds_of(self.offset)
 
     def panes(self) -> Panes:
         """The windows as panes: each window is one pane."""
@@ -47,12 +54,11 @@ class SlidingWindows:
 
     Parameters
     ----------
-    size_ms : int
-        Length of a window, milliseconds.
-    slide_ms : int
-        Distance between two starts, milliseconds. If it is larger than the size, rows between two windows belong to
-        none.
-    offset_ms : int
+    size : int, timedelta or str
+        Length of a window: milliseconds, a timedelta, or words such as "10 minutes".
+    slide : int, timedelta or str
+        Distance between two starts. If it is larger than the size, rows between two windows belong to none.
+    offset : int, timedelta or str
         Windows start at multiples of the slide plus this.
 
     Raises
@@ -61,14 +67,29 @@ class SlidingWindows:
         If a value is out of its range.
     """
 
-    size_ms: int
-    slide_ms: int
-    offset_ms: int = 0
+    size: Duration
+    slide: Duration
+    offset: Duration = 0
 
     def __post_init__(self) -> None:
-        _require(self, "size_ms")
-        _require(self, "slide_ms")
-        _require(self, "offset_ms", least=-_LONGEST_MS)
+        _to_milliseconds(self, "size")
+        _to_milliseconds(self, "slide")
+        _to_milliseconds(self, "offset", least=-LONGEST_MS)
+
+    @property
+    def size_ms(self) -> int:
+        """The length of a window in milliseconds."""
+        return _milliseconds_of(self.size)
+
+    @property
+    def slide_ms(self) -> int:
+        """The distance between two starts in milliseconds."""
+        return _milliseconds_of(self.slide)
+
+    @property
+    def offset_ms(self) -> int:
+        """The offset of the starts in milliseconds."""
+        return _milliseconds_of(self.offset)
 
     def panes(self) -> Panes:
         """The panes that the windows are made of."""
@@ -81,8 +102,9 @@ class SessionWindows:
 
     Parameters
     ----------
-    gap_ms : int
-        Longest distance of successive rows in a session, milliseconds. A session ends this long after its last row.
+    gap : int, timedelta or str
+        Longest distance of successive rows in a session: milliseconds, a timedelta, or words such as "30 minutes". A
+        session ends this long after its last row.
 
     Raises
     ------
@@ -90,10 +112,15 @@ class SessionWindows:
         If the gap is out of its range.
     """
 
-    gap_ms: int
+    gap: Duration
 
     def __post_init__(self) -> None:
-        _require(self, "gap_ms")
+        _to_milliseconds(self, "gap")
+
+    @property
+    def gap_ms(self) -> int:
+        """The gap in milliseconds."""
+        return _milliseconds_of(self.gap)
 
 
 @dataclass(frozen=True)
@@ -114,18 +141,22 @@ class CountWindows:
     size: int
 
     def __post_init__(self) -> None:
-        _require(self, "size")
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= LONGEST_MS:
+            raise ConfigurationError(
+                f"CountWindows: size is {self.size!r}.",
+                hint=f"It must be a whole number of rows from 1 to {LONGEST_MS}.",
+            )
 
 
 WindowAssigner = TumblingWindows | SlidingWindows | SessionWindows | CountWindows
 
 
-def _require(windows: object, name: str, least: int = 1) -> None:
-    """Refuse windows whose field of this name is no whole number in its range."""
-    value = getattr(windows, name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LONGEST_MS:
-        unit = "milliseconds" if name.endswith("_ms") else "rows"
-        raise ConfigurationError(
-            f"{type(windows).__name__}: {name} is {value!r}.",
-            hint=f"It must be a whole number of {unit} from {least} to {_LONGEST_MS}.",
-        )
+def _to_milliseconds(windows: object, name: str, least: int = 1) -> None:
+    """Replace a field of windows by its milliseconds."""
+    found_ms = in_milliseconds(getattr(windows, name), f"{type(windows).__name__}: {name}", least=least)
+    object.__setattr__(windows, name, found_ms)
+
+
+def _milliseconds_of(field: Duration) -> int:
+    assert isinstance(field, int)
+    return field

@@ -79,13 +79,9 @@ class WindowDefinition:
             names = ", ".join(kind.__name__ for kind in get_args(WindowAssigner))
             raise ConfigurationError(f"window takes one of {names}, not {self.windows!r:.80}.")
         lateness_ms = self.allowed_lateness_ms
-        if isinstance(lateness_ms, bool) or not isinstance(lateness_ms, int) or lateness_ms < 0:
-            raise ConfigurationError(
-                f"allowedLatenessMs is {lateness_ms!r}.", hint="It must be a whole number of milliseconds, 0 or more."
-            )
         if self.time_mode is not TimeMode.EVENT_TIME and (lateness_ms or self.late_column is not None):
             raise ConfigurationError(
-                "allowedLatenessMs and lateColumn have a meaning in event time only: otherwise no row is late.",
+                "allowedLateness and lateColumn have a meaning in event time only: otherwise no row is late.",
                 hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
             )
         name = self.time_column

@@ -15,7 +15,7 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ListPosition
 from statelog.runs.byte_slices import BUDGET, Budget, Positions
 from statelog.runs.schema import StateDescriptor, TimeDomain
-from statelog.runs.times import NO_TIME_MS, Moment, Ttl
+from statelog.runs.times import LAST_MS, NO_TIME_MS, Moment, Ttl, expiries_ms, expiry_ms
 from statelog.runs.values import RowCodec
 from statelog.tables.table import EntryCounts, EntryRows, KeyBatch, KeyEntries, StateTable
 
@@ -27,7 +27,6 @@ _PAGES_OF_SLICE: Final = 4
 """A page has this part of the bytes that are worked on at once: its rows are Python objects."""
 _FEW_ENTRIES: Final = 256
 """Mostly enough to see whether there is any."""
-_NEVER_MS: Final = (1 << 63) - 1
 
 
 @dataclass
@@ -87,26 +86,26 @@ class KeyCursor:
         Without any event time yet, as while the initial state is loaded, entries in event time never expire.
         """
         if ttl.domain is TimeDomain.PROCESSING:
-            return self.moment.processing_ms + ttl.duration_ms
+            return expiry_ms(ttl, self.moment.processing_ms)
         watermark_ms, event_ms = self.moment.watermark_ms, self.event_ms
-        by_watermark = None if watermark_ms <= 0 else watermark_ms + ttl.duration_ms
+        by_watermark = None if watermark_ms <= 0 else expiry_ms(ttl, watermark_ms)
         if event_ms is None:
             return by_watermark
-        newest = [event_ms[position] for position in positions]
-        return [by_watermark if at is None else max(watermark_ms, at) + ttl.duration_ms for at in newest]
+        duration_ms, newest = ttl.duration_ms, [event_ms[position] for position in positions]
+        return [by_watermark if at is None else min(max(watermark_ms, at) + duration_ms, LAST_MS) for at in newest]
 
     def expiry_column(self, ttl: Ttl, positions: Positions) -> pa.Array:
         """When entries of some keys that are written now expire, int64; null is never. See :meth:`expiry_ms`."""
         if ttl.domain is TimeDomain.PROCESSING:
-            return pa.array(np.full(len(positions), self.moment.processing_ms + ttl.duration_ms))
+            return pa.array(np.full(len(positions), expiry_ms(ttl, self.moment.processing_ms)))
         watermark_ms = self.moment.watermark_ms
         has_watermark = watermark_ms > 0
-        by_watermark = watermark_ms + ttl.duration_ms if has_watermark else 0
+        by_watermark = expiry_ms(ttl, watermark_ms) if has_watermark else 0
         if self.event_ms is None:
             return pa.array(np.full(len(positions), by_watermark), mask=np.full(len(positions), not has_watermark))
         newest = np.asarray(self.event_ms, np.int64)[positions]
         has_time = newest != NO_TIME_MS
-        times = np.where(has_time, np.maximum(watermark_ms, newest) + ttl.duration_ms, by_watermark)
+        times = np.where(has_time, expiries_ms(ttl, np.maximum(watermark_ms, newest)), by_watermark)
         return pa.array(times, mask=~(has_time | has_watermark))
 
     def is_live(self, state: StateDescriptor, expiry_ms: int | None) -> bool:
@@ -119,7 +118,7 @@ class KeyCursor:
         """Mask of the rows that have not expired at a time, by default that of the batch; None if none has."""
         if state.expires_by is None or expiry.null_count == len(expiry):
             return None
-        times = expiry.fill_null(_NEVER_MS).to_numpy(zero_copy_only=False)
+        times = expiry.fill_null(LAST_MS).to_numpy(zero_copy_only=False)
         live: np.ndarray[Any, np.dtype[np.bool_]] = times > (
             self.moment.now_ms(state.expires_by) if now_ms is None else now_ms
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Final, TypeVar
 
+from statelog.durations import Duration
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.columns import ColumnState
@@ -65,18 +66,18 @@ class ProcessorHandle:
         """Note that ``init`` has returned: states cannot be deleted any more."""
         self._is_initialized = True
 
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ValueState:
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: Duration | Ttl | None = None) -> ValueState:
         """The value state of this name."""
         state: ValueState = self._declared(stateName, StateKind.VALUE)
         return state
 
-    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ListState:
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: Duration | Ttl | None = None) -> ListState:
         """The list state of this name."""
         state: ListState = self._declared(stateName, StateKind.LIST)
         return state
 
     def getMapState(
-        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | Ttl | None = None
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: Duration | Ttl | None = None
     ) -> MapState:
         """The map state of this name."""
         state: MapState = self._declared(stateName, StateKind.MAP)
@@ -87,7 +88,7 @@ class ProcessorHandle:
         stateName: str,
         schema: Any,
         reduceFunction: Callable[[Row, Row], Row] | ReadyMade,
-        ttlDurationMs: int | Ttl | None = None,
+        ttlDurationMs: Duration | Ttl | None = None,
     ) -> ReducingState:
         """The reducing state of this name."""
         state: ReducingState = self._declared(stateName, StateKind.REDUCING)
@@ -99,7 +100,7 @@ class ProcessorHandle:
         stateName: str,
         accumulatorSchema: Any,
         aggregateFunction: AggregateFunction[Any, Any] | ReadyMade,
-        ttlDurationMs: int | Ttl | None = None,
+        ttlDurationMs: Duration | Ttl | None = None,
     ) -> AggregatingState:
         """The aggregating state of this name."""
         state: AggregatingState = self._declared(stateName, StateKind.AGGREGATING)
