@@ -24,7 +24,7 @@ from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
-from statelog.spark.checks import is_ansi
+from statelog.spark.checks import is_ansi, require_classic
 from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
 from statelog.streams.grouping import keyed_frame
@@ -62,6 +62,7 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     """
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"key_by takes a DataFrame, not {type(df).__name__}.")
+    require_classic(df.sparkSession)
     given: list[Any] = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
     if not given:
         raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
