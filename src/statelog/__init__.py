@@ -14,11 +14,10 @@ _attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def __getattr__(name: str) -> Any:
     try:
         return _attribute(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "pyspark":
+    except ImportError as error:
+        from statelog.needed_pyspark import pyspark_problem
+
+        problem = pyspark_problem(error)
+        if problem is None:
             raise
-        raise ModuleNotFoundError(
-            f"statelog.{name} needs PySpark, which is not installed: pip install 'statelog[spark]'; on a platform with"
-            " a Spark of its own, run its Python.",
-            name=error.name,
-        ) from error
+        raise ModuleNotFoundError(f"statelog.{name} needs {problem}", name=error.name) from error

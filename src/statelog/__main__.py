@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-_EXTRAS: Final = {"click": "cli", "rich": "cli", "pyspark": "spark"}
+from statelog.needed_pyspark import pyspark_problem
+
+_EXTRAS: Final = {"click": "cli", "rich": "cli"}
 """What brings the packages that a bare installation lacks."""
 
 
@@ -14,15 +16,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     try:
         from statelog.cli.main import main as run
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if package in _EXTRAS:
+            problem = f"{package}, which is not installed: pip install 'statelog[{_EXTRAS[package]}]'"
+        elif (problem := pyspark_problem(error) or "") == "":
             raise
-        print(
-            f"statelog: the command line needs {package}, which is not installed:"
-            f" pip install 'statelog[{_EXTRAS[package]}]'",
-            file=sys.stderr,
-        )
+        print(f"statelog: the command line needs {problem}", file=sys.stderr)
         return 1
     return run(arguments)
 

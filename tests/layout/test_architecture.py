@@ -91,7 +91,7 @@ def traced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             )
         )
     spark = {
-        "when_queries_start": None,
+        "when_queries_start_and_fail": None,
         "find_query": SimpleNamespace(id="query", runId="run", awaitTermination=ended.wait),
         "require_synchronous_progress": None,
         "observations": {plan.observation for plan in plans},

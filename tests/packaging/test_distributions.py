@@ -8,9 +8,11 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.packaging.environment import EXTRAS, PROJECT, REPOSITORY, Environment, name_of, pinned
 
@@ -94,6 +96,31 @@ def test_the_wheel_works_with_what_it_declares_alone(distributions: Path, tmp_pa
     for command in ([environment.bin / "statelog"], [python, "-m", "statelog"]):
         done = subprocess.run([*command, "ls", tmp_path], capture_output=True, text=True, check=False)
         assert (done.returncode, "holds no state" in done.stderr) == (1, True)
+
+
+def test_an_older_python_is_told_so_and_nothing_else(distributions: Path) -> None:
+    """pip before 24.2 resolves what is required before it looks at the Python that is: so nothing may be required."""
+    [wheel] = distributions.glob("*.whl")
+    [archive] = distributions.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as files, tarfile.open(archive) as source:
+        [of_wheel] = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        [of_source] = [name for name in source.getnames() if name.endswith("/PKG-INFO")]
+        packed = source.extractfile(of_source)
+        assert packed is not None
+        texts = [files.read(of_wheel).decode(), packed.read().decode()]
+    for text in texts:
+        metadata = HeaderParser().parsestr(text)
+        assert metadata["Requires-Python"] == ">=3.11"
+        requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+        needed = {python: _needed(requirements, python) for python in ("3.10", "3.11", "3.14")}
+        assert needed["3.10"] == set()
+        assert needed["3.11"] == needed["3.14"] >= {"numpy", "obstore", "pyspark"}
+
+
+def _needed(requirements: list[Requirement], python: str) -> set[str]:
+    """What a Python needs, with the extra for Spark."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": "spark"}
+    return {one.name for one in requirements if one.marker is None or one.marker.evaluate(environment)}
 
 
 def test_every_development_dependency_is_pinned() -> None:

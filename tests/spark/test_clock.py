@@ -9,6 +9,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 import statelog
 from statelog import Options, Watermark
 from statelog.clock import SystemClock
-from statelog.spark import plan
+from statelog.spark import internals, plan, query_clocks
 from statelog.spark.clock_source import ClockReader, source_class
 from statelog.spark.endpoint import require_endpoint
 from tests.spark.faults import wait_until
@@ -383,6 +384,28 @@ def test_one_dataframe_in_two_queries_at_once(spark: SparkSession, tmp_path: Pat
     await_end(first)
 
     assert job.results() == other.results() == model(FIRST | {2: {}})
+
+
+def test_processes_of_queries_that_start_together_start_one_after_the_other(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark waits 10 seconds for each, however many there are."""
+    counts: list[int] = []
+    wait = query_clocks.ClockStarts.wait
+
+    def noted(starts: query_clocks.ClockStarts, query: StreamingQuery) -> None:
+        wait(starts, query)
+        counts.append(sum(one.isActive and not internals.has_sources(one) for one in spark.streams.active))
+
+    monkeypatch.setattr(query_clocks.ClockStarts, "wait", noted)
+    jobs = [Job(tmp_path / str(number)).add(events(*FIRST.values())) for number in range(4)]
+    frames = [reminders(job, spark) for job in jobs]
+    queries = [start(job, frame, partial(save, job)) for job, frame in zip(jobs, frames, strict=True)]
+    for query in queries:
+        await_end(query)
+        assert internals.has_sources(query)
+    assert counts == [1] * 4, "only the query that is about to start has no sources yet"
+    assert all(job.results() == model(FIRST | {2: {}}) for job in jobs)
 
 
 def test_idle_query_runs_no_batches(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from statelog.log.entry import Claim
 from statelog.log.open import open_log
 from statelog.spark.rpc import RpcClient
 from statelog.storage import LocalStore
+from tests.spark.faults import wait_until
 from tests.spark.support import Job, Ledger, make_orders
 
 pytestmark = pytest.mark.spark
@@ -126,6 +128,28 @@ def test_a_failed_query_tells_the_error_of_its_tasks(
         if isinstance(error, ProcessorError):
             assert 'raise ZeroDivisionError("an account without orders")' in str(error.__cause__), "the user's line"
             assert str(error.__cause__).endswith("ZeroDivisionError: an account without orders")
+
+
+def test_the_cause_is_logged_in_one_line(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("statelog.spark.endpoint")
+    monkeypatch.setattr(logger, "propagate", True)
+    caplog.set_level(logging.ERROR, logger.name)
+    job = Job(tmp_path).add(make_orders(2, seed=71))
+    query = start(job, spark, Raises())
+    with pytest.raises(StreamingQueryException) as failure:
+        query.awaitTermination()
+
+    def logged() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == logger.name]
+
+    wait_until(lambda: bool(logged()), "the line in the log", 30)
+    [record] = logged()
+    assert record.getMessage() == (
+        f"query {query.id} has failed: ProcessorError: " + " ".join(str(statelog.error_of(failure.value)).split())
+    )
+    assert "ZeroDivisionError: an account without orders" in record.getMessage()
 
 
 def test_a_query_that_runs_or_ended_well_or_failed_elsewhere_has_no_error(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from statelog import ConfigurationError, Options, ProtocolError
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.keyed_task import BatchInput
 from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
+from statelog.spark import internals
 from statelog.spark.clock_source import ClockReader
 from statelog.spark.no_data import IdleTime, NoDataRule, QueryProgress, needs_batch
+from statelog.spark.query_clocks import ClockStarts
 from statelog.spark.rpc import RpcServer
 from statelog.spark.rpc_tls import TlsIdentity
 from statelog.testing.arguments import OperatorArguments
@@ -135,6 +137,34 @@ def test_timers_wait_for_a_clock_that_was_put_back(tmp_path: Path, table: str) -
         fired = [(row["key"], row["due"]) for rows in output for row in rows.to_pylist()]
         assert fired == expected, f"batch {batch}"
     query.release()
+
+
+class Connecting:
+    """Queries whose processes connect after they were asked for so often; a look takes 100 ms."""
+
+    def __init__(self, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._clock = clock
+        self.looks: dict[str, int] = {}
+        self.needed: dict[str, int] = {}
+        monkeypatch.setattr(internals, "has_sources", self._has_sources)
+
+    def _has_sources(self, query: Any) -> bool:
+        self._clock.advance(0.1)
+        self.looks[query] = self.looks.get(query, 0) + 1
+        return self.looks[query] >= self.needed[query]
+
+
+def test_processes_of_clocks_start_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(0)
+    connecting = Connecting(clock, monkeypatch)
+    connecting.needed = {"first": 3, "second": 10**9, "third": 1}
+    starts = ClockStarts(clock, pause_s=0)
+    names: list[Any] = ["first", "second", "third", "fourth"]
+    for name in names:
+        starts.wait(name)
+    assert connecting.looks["first"] == 3
+    assert 90 <= connecting.looks["second"] <= 110, "after 10 seconds Spark no longer waits"
+    assert connecting.looks["third"] == 1
 
 
 def test_only_operators_that_wait_for_something_need_a_clock() -> None:

@@ -37,14 +37,20 @@ def check_output_mode(mode: object) -> None:
         raise ConfigurationError(f"outputMode is {mode!r}.", hint="It must be 'append', 'update' or 'complete'.")
 
 
-def check_session(session: SparkSession) -> None:
-    """Refuse Spark Connect, speculation, and Python workers that cannot run tasks."""
+def require_classic(session: SparkSession) -> None:
+    """Refuse Spark Connect."""
     if not internals.is_classic(session):
         raise ConfigurationError(
             "statelog does not run on Spark Connect.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Use a classic session, made by SparkSession.builder in the driver.",
+            hint="Use a classic session: run the program in the driver (spark-submit, a job, spark.api.mode=classic),"
+            " with SparkSession.builder and without remote().",
         )
+
+
+def check_session(session: SparkSession) -> None:
+    """Refuse Spark Connect, speculation, and Python workers that cannot run tasks."""
+    require_classic(session)
     if str(session.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
         raise ConfigurationError(
             "spark.speculation is on: a second attempt may run beside the first, and either may become the result.",

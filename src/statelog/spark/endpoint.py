@@ -21,6 +21,7 @@ from statelog.errors import (
     ProcessorError,
     StatelogError,
     StateMissingError,
+    error_in_text,
 )
 from statelog.exporters.totals import OperatorTotals, process_totals
 from statelog.log.open import (
@@ -40,7 +41,7 @@ from statelog.spark.file_sinks import check_file_sink
 from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.planned_query import PlannedQuery, StoredInitial
-from statelog.spark.query_clocks import QueryClocks
+from statelog.spark.query_clocks import ClockStarts, QueryClocks
 from statelog.spark.rpc import RpcServer
 from statelog.spark.rpc_tls import TlsIdentity
 from statelog.spark.rpc_tls import new_identity as new_tls_identity
@@ -102,6 +103,7 @@ class Endpoint:
         self._ends: dict[str, StateMissingError | None] = {}
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
+        self._clock_starts = ClockStarts(self._clock)
         self._server = RpcServer(host, port, self.secret, self._handle, identity=identity)
         self.port = self._server.port
         self.certificate = self._server.certificate
@@ -114,7 +116,7 @@ class Endpoint:
         """Make an operator known, before any of its tasks calls."""
         with self._lock:
             self._plans[plan.instance] = plan
-        internals.when_queries_start(plan.session, self._prepare)
+        internals.when_queries_start_and_fail(plan.session, self._prepare, _log_failure)
 
     def _prepare(self, query_id: str, run_id: str) -> None:
         """Before a query's first batch: adapt its settings, place its subtasks, store initial state."""
@@ -132,6 +134,8 @@ class Endpoint:
                     plan.placement.keep_during(query)
             if any(plan.has_initial for plan in plans):
                 self._store_initial(PlannedQuery(query, plans), run_id)
+            if any(plan.no_data_rule.needs_clock for plan in plans):
+                self._clock_starts.wait(query)
 
     def _store_initial(self, planned: PlannedQuery, run_id: str) -> None:
         """Store the initial state of the operators that begin theirs; an error is reported by their first task."""
@@ -309,6 +313,13 @@ class Endpoint:
             coordinator.close()
 
         threading.Thread(target=in_background(wait), name=f"statelog-end-{query.id}", daemon=True).start()
+
+
+def _log_failure(query_id: str, text: str) -> None:
+    """Log in one line the error that made a query fail; Spark's own report of a failed foreachBatch is a long text."""
+    error = error_in_text(text)
+    if error is not None:
+        _log.error("query %s has failed: %s: %s", query_id, type(error).__name__, " ".join(str(error).split()))
 
 
 def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:

@@ -151,6 +151,11 @@ def last_committed(query: StreamingQuery) -> int | None:
     return int(last.currentBatchId())
 
 
+def has_sources(query: StreamingQuery) -> bool:
+    """Whether a query has made its sources, and so started their Python processes, or has ended."""
+    return not query.isActive or not _execution(query).sources().isEmpty()
+
+
 def committed_offsets(query: StreamingQuery) -> str:
     """A text that contains, as JSON, the sources' offsets after the last batch."""
     return str(_execution(query).committedOffsets())
@@ -338,10 +343,13 @@ _listening: WeakSet[SparkSession] = WeakSet()
 _listening_lock = threading.Lock()
 
 
-def when_queries_start(session: SparkSession, call: Callable[[str, str], None]) -> None:
-    """Have a function called with the query id and run id of every query of a session.
+def when_queries_start_and_fail(
+    session: SparkSession, started: Callable[[str, str], None], failed: Callable[[str, str], None]
+) -> None:
+    """Have functions called for every query of a session: with its query id and run id, and with its id and failure.
 
-    Spark calls it before the query's first batch, and waits for it. Only the first function of a session counts.
+    Spark calls `started` before the query's first batch, and waits for it; and `failed` with the text of the exception
+    some time after the end. Only the first functions of a session count.
     """
     with _listening_lock:
         if session not in _listening:
@@ -349,23 +357,28 @@ def when_queries_start(session: SparkSession, call: Callable[[str, str], None]) 
             ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # PySpark states no types
             streaming = context._jvm.org.apache.spark.sql.streaming
             manager: Any = session.streams
-            manager._jsqm.addListener(streaming.PythonStreamingQueryListenerWrapper(_StartListener(call)))
+            manager._jsqm.addListener(streaming.PythonStreamingQueryListenerWrapper(_QueryListener(started, failed)))
             _listening.add(session)
 
 
-class _StartListener:
+class _QueryListener:
     """A listener for Spark's JVM; a listener of PySpark would first make a Python object of every progress event."""
 
-    def __init__(self, call: Callable[[str, str], None]) -> None:
-        self._call = call
+    def __init__(self, started: Callable[[str, str], None], failed: Callable[[str, str], None]) -> None:
+        self._started = started
+        self._failed = failed
 
     def onQueryStarted(self, event: Any) -> None:
-        self._call(event.id().toString(), event.runId().toString())
+        self._started(event.id().toString(), event.runId().toString())
+
+    def onQueryTerminated(self, event: Any) -> None:
+        if event.exception().isDefined():
+            self._failed(event.id().toString(), str(event.exception().get()))
 
     def _ignore(self, event: Any) -> None:
         pass
 
-    onQueryProgress = onQueryIdle = onQueryTerminated = _ignore
+    onQueryProgress = onQueryIdle = _ignore
 
     class Java:
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]

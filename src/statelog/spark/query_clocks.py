@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -15,6 +16,8 @@ from statelog.clock import Clock
 from statelog.spark import internals
 from statelog.spark.no_data import IdleTime, QueryProgress, needs_batch
 from statelog.spark.operator_plan import OperatorPlan
+
+_CONNECT_S: Final = 10.0
 
 
 @dataclass
@@ -30,6 +33,30 @@ class _QueryClock:
     last: BatchTime | None = None
     idle: IdleTime = field(default_factory=IdleTime)
     """The time since that batch became the last one."""
+
+
+class ClockStarts:
+    """Lets the processes of clock sources start one after the other.
+
+    Spark waits 10 seconds until a new process connects, and has no setting for it. If many started at once, they would
+    keep each other from the processor for longer.
+    """
+
+    def __init__(self, clock: Clock, pause_s: float = 0.02) -> None:
+        self._clock = clock
+        self._pause_s = pause_s
+        self._turn = threading.Lock()
+        self._pause = threading.Event()
+        self._last: tuple[StreamingQuery, float] | None = None
+
+    def wait(self, query: StreamingQuery) -> None:
+        """Wait until the process of the query before this one has started, or Spark no longer waits for it."""
+        with self._turn:
+            if self._last is not None:
+                before, since_s = self._last
+                while not internals.has_sources(before) and self._clock.monotonic_s() - since_s < _CONNECT_S:
+                    self._pause.wait(self._pause_s)
+            self._last = query, self._clock.monotonic_s()
 
 
 class QueryClocks:

@@ -25,11 +25,17 @@ from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
-from statelog.spark.checks import is_ansi, is_case_sensitive
-from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.checks import is_ansi, is_case_sensitive, require_classic
+from statelog.spark.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
 from statelog.streams.grouping import keyed_frame
-from statelog.streams.windowed import WindowedStream, marked_columns, window_time_column, window_time_mode
+from statelog.streams.windowed import (
+    WindowedStream,
+    dedup_delay_ms,
+    marked_columns,
+    window_time_column,
+    window_time_mode,
+)
 from statelog.windows.assigners import WindowAssigner
 from statelog.windows.build import WindowDefinition
 
@@ -63,6 +69,7 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     """
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"key_by takes a DataFrame, not {type(df).__name__}.")
+    require_classic(df.sparkSession)
     given: list[Any] = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
     if not given:
         raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
@@ -290,7 +297,7 @@ class KeyedStream:
         ConfigurationError
             If the arguments do not go together.
         """
-        delay_ms = _delay_ms(self._frame.df, watermark) if withinWatermark else None
+        delay_ms = dedup_delay_ms(self._frame.df, watermark) if withinWatermark else None
         plan = plan_deduplication(self._definition(watermark), ttl, delay_ms)
         own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
         return self._apply(plan, own, "append", eventTimeColumnName)
@@ -473,19 +480,6 @@ class KeyedStream:
             is_case_sensitive=is_case_sensitive(df.sparkSession),
         )
         return WindowedStream(self._frame, definition, watermark)
-
-
-def _delay_ms(df: DataFrame, watermark: Watermark | None) -> int:
-    """The delay of the watermark; raises ConfigurationError if there is none."""
-    if watermark is not None:
-        return watermark.delay_ms
-    marked = next(iter(marked_columns(df)), None)
-    if marked is None:
-        raise ConfigurationError(
-            "dedup: withinWatermark needs a watermark, and the input has none.",
-            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=.",
-        )
-    return int(df.schema[marked].metadata[WATERMARK_DELAY])
 
 
 def _checked_initial(initial: object) -> KeyedFrame | None:

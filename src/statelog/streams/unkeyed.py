@@ -8,6 +8,7 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.options import Options
+from statelog.spark.checks import require_classic
 from statelog.spark.plan import StatelogArguments
 from statelog.spark.unkeyed_plan import apply_unkeyed, require_broadcast_method
 
@@ -67,6 +68,7 @@ def process(
 def _check_arguments(df: object, processor: object, broadcast: object) -> None:
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"process takes a DataFrame, not {type(df).__name__}.")
+    require_classic(df.sparkSession)
     if not isinstance(processor, OperatorProcessor):
         raise ConfigurationError(
             f"processor must be an instance of statelog.OperatorProcessor, not {processor!r}.",

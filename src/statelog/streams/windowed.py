@@ -273,3 +273,16 @@ def _late_column(df: DataFrame, name: str) -> Any:
             hint="Pass the lateColumn that the windows were made with.",
         )
     return F.col("`" + name.replace("`", "``") + "`")
+
+
+def dedup_delay_ms(df: DataFrame, watermark: Watermark | None) -> int:
+    """The delay of the watermark within which `dedup` finds copies; raises ConfigurationError if there is none."""
+    if watermark is not None:
+        return watermark.delay_ms
+    marked = next(iter(marked_columns(df)), None)
+    if marked is None:
+        raise ConfigurationError(
+            "dedup: withinWatermark needs a watermark, and the input has none.",
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=.",
+        )
+    return int(df.schema[marked].metadata[WATERMARK_DELAY])
