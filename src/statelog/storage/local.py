@@ -98,6 +98,7 @@ class LocalStore(Store):
         with self._opened(name, "sync", os.O_RDWR) as fd:
             rewrite(fd, start, end)
             sync_data(fd)
+            sync_directory(os.path.dirname(self._path(name)))
 
     def delete(self, names: list[str]) -> None:
         directories = set()
