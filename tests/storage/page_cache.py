@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from statelog.errors import ErrorKind, StorageError
+from statelog.log.entry import FrameReader
+from statelog.storage import LocalStore
 from statelog.storage.store import ObjectInfo, Store
 
 _PAGES_BYTES: Final = (512, 4096)
@@ -115,6 +118,30 @@ class Machine:
             raise StorageError(f"sync {name} failed: injected fault.", hint="")
         file.flush(sorted(file.dirty))
         del file.disk[len(file.seen) :]
+
+
+def tear_last_entry(folder: Path, rng: random.Random) -> bool:
+    """Leave of the last entry in a log's folder what a crash of the machine may leave of its append.
+
+    False if no entry was appended to the newest file.
+    """
+    newest = max(folder.glob("*.log"), default=None)
+    if newest is None:
+        return False
+    data, starts, end = bytearray(newest.read_bytes()), [], 0
+    reader = FrameReader(LocalStore(folder), newest.name)
+    while frame := reader.frame_at(end, len(data)):
+        starts.append(end)
+        end = frame.end
+    if len(starts) < 2:
+        return False
+    page_bytes, start = rng.choice(_PAGES_BYTES), starts[-1]
+    pages = range(start // page_bytes, -(-end // page_bytes))
+    for page in rng.sample(pages, rng.randint(1, len(pages))):
+        first, last = max(start, page * page_bytes), min((page + 1) * page_bytes, end)
+        data[first:last] = bytes(last - first)
+    newest.write_bytes(data[: rng.choice((end, rng.randint(start, end)))])
+    return True
 
 
 class _MachineStore(Store):
