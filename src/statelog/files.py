@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -11,9 +12,20 @@ WRITE_BYTES: Final = 1 << 20
 allocates memory for its cache in units of 2 MB, which the host has to supply first."""
 
 
+@contextmanager
+def removed_on_failure(path: Path) -> Iterator[None]:
+    """Remove a file if the block, which writes it, fails or is interrupted: a full disk must not stay full."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+
+
 def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a file; nothing is synced."""
-    with path.open("wb") as file:
+    """Write a file; nothing is synced. A file that could not be written is removed."""
+    with removed_on_failure(path), path.open("wb") as file:
         for piece in cut(data):
             file.write(piece)
 

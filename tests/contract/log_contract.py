@@ -17,6 +17,7 @@ from statelog.errors import CorruptionError, FencedError, StorageError
 from statelog.log.entry import Claim, Entry, EntryPlace, FrameReader, QueryCheckpoint, Section
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef
+from statelog.runs import digests
 from statelog.storage.store import Store
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
@@ -30,13 +31,16 @@ def make_claim(run: str) -> Callable[[int], Claim]:
     return lambda epoch: Claim(epoch, "query", run, f"{run}-{epoch}".encode(), 0)
 
 
-def make_checkpoint(run: str, epoch: int, batch: int, token: str = "") -> tuple[QueryCheckpoint, list[bytes]]:
+def make_checkpoint(
+    run: str, epoch: int, batch: int, token: str = "", copies: int = 1
+) -> tuple[QueryCheckpoint, list[bytes]]:
     """Make a checkpoint of two operators, with its payload; its content depends on all arguments."""
     text = f"{run} {epoch} {batch} {token}".encode()
-    payload = [text, b"\0" * 40 + text]
+    payload = [text * copies, b"\0" * 40 + text * copies]
+    sums = [digests.checksum(part) for part in payload]
     sections = [
-        Section("a-1", "a", 1, [SegmentRef(0, 10, b"sum", 0, len(payload[0]), 1, 1)], b"k", []),
-        Section("b-2", "b", 1, [SegmentRef(0, 11, b"sum", len(payload[0]), len(payload[1]), 1, 1)], b"k", []),
+        Section("a-1", "a", 1, [SegmentRef(0, 10, sums[0], 0, len(payload[0]), 1, 1)], b"k", []),
+        Section("b-2", "b", 1, [SegmentRef(0, 11, sums[1], len(payload[0]), len(payload[1]), 1, 1)], b"k", []),
     ]
     return QueryCheckpoint(epoch, batch, 0, text, b"", "query", run, text, 0, 0, sections), payload
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -8,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ConfigurationError, CorruptionError, FencedError, StorageError
-from statelog.log.entry import Entry, encode_frame
+from statelog.log.entry import FRAME_HEADER_BYTES, Entry, decode_header, encode_frame
 from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.open import open_log
 from statelog.options import Options
+from statelog.runs import digests
 from statelog.storage import LocalStore, Store
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
@@ -26,6 +29,7 @@ from tests.contract.log_contract import (
     read,
     steps,
 )
+from tests.entries import segments_in
 from tests.stores import WholeObjects
 
 
@@ -63,14 +67,70 @@ class TestLogThatAppends(LogContract):
         with pytest.raises(CorruptionError, match="do not begin with a complete log entry"):
             read(self.make_log(LocalStore(tmp_path)))
 
-    def test_a_zero_gap_is_not_a_torn_tail(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("page_bytes", [512, 4096])
+    def test_any_pages_of_the_last_append_may_be_missing(self, tmp_path: Path, page_bytes: int) -> None:
+        """Header, index or payload: the entry was never acknowledged, and the next start goes on without it."""
         log = self.make_log(LocalStore(tmp_path))
         log.claim(make_claim("a"))
         log.append(*make_checkpoint("a", 1, 0))
-        with (tmp_path / PREFIX / "00000000000000000001.log").open("ab") as file:
-            file.write(bytes(70_000) + b"x")
-        with pytest.raises(CorruptionError, match=r"00000000000000000001\.log: no log entry at offset"):
-            read(self.make_log(LocalStore(tmp_path)))
+        path = tmp_path / PREFIX / base_name(1)
+        before = read(self.make_log(LocalStore(tmp_path)))
+        start = path.stat().st_size
+        log.append(*make_checkpoint("a", 1, 1, "long" * 900))
+        whole, after = path.read_bytes(), read(self.make_log(LocalStore(tmp_path)))
+        pages = range(start // page_bytes, -(-len(whole) // page_bytes))
+        rng = random.Random(page_bytes)
+        lost = [{page} for page in pages] + [{*rng.sample(pages, rng.randint(1, len(pages)))} for _ in range(30)]
+        for missing in [set(), *lost]:
+            data = bytearray(whole)
+            for page in missing:
+                first, last = max(start, page * page_bytes), min((page + 1) * page_bytes, len(whole))
+                data[first:last] = bytes(last - first)
+            path.write_bytes(data)
+            assert read(self.make_log(LocalStore(tmp_path))) == (before if missing else after), missing
+            copy = tmp_path / "copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(tmp_path / "query", copy / "query")
+            newer = self.make_log(LocalStore(copy))
+            assert claim_for(newer, "b") == (before if missing else after)
+            written = newer.append(*make_checkpoint("b", 2, 1))
+            assert read(self.make_log(LocalStore(copy)))[-1] == written
+
+    def test_a_page_that_is_missing_before_an_entry_is_damage(self, tmp_path: Path) -> None:
+        log = self.make_log(LocalStore(tmp_path))
+        log.claim(make_claim("a"))
+        path = tmp_path / PREFIX / base_name(1)
+        start = path.stat().st_size
+        log.append(*make_checkpoint("a", 1, 0, "long" * 900))
+        end = path.stat().st_size
+        log.append(*make_checkpoint("a", 1, 1, "long" * 200))
+        whole = path.read_bytes()
+        for first in range(start // 512 * 512, end, 512):
+            data = bytearray(whole)
+            lost = slice(max(start, first), min(first + 512, end))
+            data[lost] = bytes(lost.stop - lost.start)
+            path.write_bytes(data)
+            with suppress(CorruptionError):
+                assert len(read(self.make_log(LocalStore(tmp_path)))) == 3, "the damage is in the payload"
+                for part in segments_in(checkpoints(read(self.make_log(LocalStore(tmp_path))))[0]):
+                    found = LocalStore(tmp_path).read(part.name, offset=part.offset, length=part.length)
+                    if digests.checksum(found) != part.checksum:
+                        raise CorruptionError("damaged")
+                raise AssertionError(f"nothing was found at {first}")
+
+    def test_other_damage_of_the_last_entry_is_damage(self, tmp_path: Path) -> None:
+        """No crash flips bits or leaves other bytes than zeros."""
+        log = self.make_log(LocalStore(tmp_path))
+        log.claim(make_claim("a"))
+        path = tmp_path / PREFIX / base_name(1)
+        start = path.stat().st_size
+        log.append(*make_checkpoint("a", 1, 0))
+        whole = path.read_bytes()
+        index_bytes = decode_header(whole[start : start + FRAME_HEADER_BYTES], name="", offset=0).index_bytes
+        for offset in range(start, start + FRAME_HEADER_BYTES + index_bytes):
+            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
+            with pytest.raises((CorruptionError, ConfigurationError), match=base_name(1)):
+                read(self.make_log(LocalStore(tmp_path)))
 
     def test_a_torn_tail_is_replaced_by_a_shorter_entry(self, tmp_path: Path) -> None:
         entry, payload = make_checkpoint("a", 1, 0, "long" * 50)
@@ -185,7 +245,7 @@ class TestLogThatAppends(LogContract):
         older = self.make_log(LocalStore(tmp_path))
         older.claim(make_claim("a"))
         written = older.append(*make_checkpoint("a", 1, 0))
-        newer = self.make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("sync")))
+        newer = self.make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("sync", call=2)))
         with pytest.raises(StorageError, match=r"sync query/log/00000000000000000001\.log"):
             newer.claim(make_claim("b"))
         claim = b"".join(encode_frame(make_claim("b")(2), []))
@@ -246,8 +306,8 @@ class TestLogThatAppends(LogContract):
             for batch in range(3):
                 log.append(*make_checkpoint(run, epoch, batch))
         synced = Action(lambda: None)
-        store = FaultStore(LocalStore(tmp_path), FaultPlan.at("sync", call=1, action=synced))
-        assert len(self.make_log(FaultStore(store, FaultPlan.at("sync", call=2))).claim(make_claim("c"))) == 8
+        store = FaultStore(LocalStore(tmp_path), FaultPlan.at("sync", call=2, action=synced))
+        assert len(self.make_log(FaultStore(store, FaultPlan.at("sync", call=3))).claim(make_claim("c"))) == 8
         assert synced.is_called
 
 

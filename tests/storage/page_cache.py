@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from statelog.errors import ErrorKind, StorageError
+from statelog.log.entry import FrameReader
+from statelog.storage import LocalStore
 from statelog.storage.store import ObjectInfo, Store
 
-_PAGE_BYTES: Final = 64
+_PAGES_BYTES: Final = (512, 4096)
 
 
 @dataclass
@@ -19,40 +22,79 @@ class _File:
 
     seen: bytearray
     disk: bytearray
+    page_bytes: int
     dirty: set[int] = field(default_factory=set)
 
     def write(self, data: bytes, at: int) -> None:
         """Write to the cache."""
         self.seen[at : at + len(data)] = data
-        self.dirty.update(range(at // _PAGE_BYTES, -(-(at + len(data)) // _PAGE_BYTES)))
+        self.dirty.update(range(at // self.page_bytes, -(-(at + len(data)) // self.page_bytes)))
 
-    def flush(self, count: int) -> None:
-        """Write the first `count` dirty pages to the disk, and give up the others: no later sync writes them."""
-        for page in sorted(self.dirty)[:count]:
-            start, end = page * _PAGE_BYTES, min((page + 1) * _PAGE_BYTES, len(self.seen))
+    def flush(self, pages: Collection[int]) -> None:
+        """Write some dirty pages to the disk, and give up the others: no later sync writes them."""
+        for page in pages:
+            start, end = page * self.page_bytes, min((page + 1) * self.page_bytes, len(self.seen))
             self.disk.extend(bytes(max(0, end - len(self.disk))))
             self.disk[start:end] = self.seen[start:end]
         self.dirty.clear()
 
+    def flush_some(self, rng: random.Random) -> None:
+        """Write any dirty pages, in any order; the file on the disk may be longer than that, with zeros."""
+        share = rng.choice((0.0, 0.5, 0.9, 0.9, 1.0))
+        self.flush([page for page in sorted(self.dirty) if rng.random() < share])
+        self.disk.extend(bytes(rng.choice((0, rng.randint(0, max(0, len(self.seen) - len(self.disk)))))))
+
 
 class Machine:
-    """A machine with its files in memory; after a crash it has only the pages on its disk.
+    """A machine with its files in memory; after a crash it has only the pages and the names on its disk.
 
     A sync that fails has written some of the pages. Like Linux, the machine then takes the other pages for written
-    too, so that a later sync succeeds without them. `rng` decides how many dirty pages reach the disk, `sync_fails` is
-    asked at each sync of an append.
+    too, so that a later sync succeeds without them. A name that a process has made or removed is on the disk for
+    certain once a sync of its folder has succeeded. `rng` decides which dirty pages and names reach the disk,
+    `sync_fails` is asked at each sync of an append, `names_fail` at each sync of a folder.
     """
 
-    def __init__(self, rng: random.Random, sync_fails: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        sync_fails: Callable[[], bool] = lambda: False,
+        names_fail: Callable[[], bool] = lambda: False,
+        page_bytes: int | None = None,
+    ) -> None:
         self._rng = rng
         self._sync_fails = sync_fails
+        self._names_fail = names_fail
         self._files: dict[str, _File] = {}
+        self._names: dict[str, _File] = {}
+        self._page_bytes = page_bytes or rng.choice(_PAGES_BYTES)
 
     def crash(self) -> None:
         """Continue with the files on the disk; processes from before the crash must not run on."""
+        for name in sorted(self._files.keys() | self._names.keys()):
+            left = self._rng.choice((self._files, self._names)).get(name)
+            if left is None:
+                self._files.pop(name, None)
+            else:
+                self._files[name] = left
+        self._names = dict(self._files)
         for file in self._files.values():
-            file.flush(self._rng.randint(0, len(file.dirty)))
+            file.flush_some(self._rng)
             file.seen = bytearray(file.disk)
+
+    def make(self, name: str, data: bytes) -> None:
+        """Give a new file, which is on the disk, its name."""
+        self._files[name] = _File(bytearray(data), bytearray(data), self._page_bytes)
+        self.sync_names()
+
+    def remove(self, name: str) -> None:
+        """Take a file's name away."""
+        self._files.pop(name, None)
+
+    def sync_names(self) -> None:
+        """Make all names durable."""
+        if self._names_fail():
+            raise StorageError("sync of a folder failed: injected fault.", hint="")
+        self._names = dict(self._files)
 
     def open_store(self) -> Store:
         """Open the files as a process sees them."""
@@ -72,10 +114,34 @@ class Machine:
         """Write the dirty pages of a file."""
         file = self.file(name)
         if self._sync_fails():
-            file.flush(self._rng.randint(0, len(file.dirty)))
+            file.flush_some(self._rng)
             raise StorageError(f"sync {name} failed: injected fault.", hint="")
-        file.flush(len(file.dirty))
+        file.flush(sorted(file.dirty))
         del file.disk[len(file.seen) :]
+
+
+def tear_last_entry(folder: Path, rng: random.Random) -> bool:
+    """Leave of the last entry in a log's folder what a crash of the machine may leave of its append.
+
+    False if no entry was appended to the newest file.
+    """
+    newest = max(folder.glob("*.log"), default=None)
+    if newest is None:
+        return False
+    data, starts, end = bytearray(newest.read_bytes()), [], 0
+    reader = FrameReader(LocalStore(folder), newest.name)
+    while frame := reader.frame_at(end, len(data)):
+        starts.append(end)
+        end = frame.end
+    if len(starts) < 2:
+        return False
+    page_bytes, start = rng.choice(_PAGES_BYTES), starts[-1]
+    pages = range(start // page_bytes, -(-end // page_bytes))
+    for page in rng.sample(pages, rng.randint(1, len(pages))):
+        first, last = max(start, page * page_bytes), min((page + 1) * page_bytes, end)
+        data[first:last] = bytes(last - first)
+    newest.write_bytes(data[: rng.choice((end, rng.randint(start, end)))])
+    return True
 
 
 class _MachineStore(Store):
@@ -93,10 +159,11 @@ class _MachineStore(Store):
         return len(self._machine.file(name).seen)
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        self._machine.files()[name] = _File(bytearray(data), bytearray(data))
+        self._machine.make(name, bytes(data))
 
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
         if name in self._machine.files():
+            self._machine.sync_names()
             return False
         self.put(name, data)
         return True
@@ -113,10 +180,12 @@ class _MachineStore(Store):
         file = self._machine.file(name)
         file.write(bytes(file.seen[start:end]), start)
         self._machine.sync(name)
+        self._machine.sync_names()
 
     def delete(self, names: list[str]) -> None:
         for name in names:
-            self._machine.files().pop(name, None)
+            self._machine.remove(name)
+        self._machine.sync_names()
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         files = sorted(self._machine.files().items())

@@ -1,17 +1,18 @@
-"""The simulated machine: what a crash leaves is what was synced, and of the rest a beginning of each stretch."""
+"""The simulated machine: what a crash leaves is what was synced, and of the rest any pages and names."""
 
 from __future__ import annotations
 
 import random
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 
 from statelog.errors import ErrorKind, StorageError
 from tests.storage.page_cache import Machine
 
-PAGE = 64
-MORE = bytes(range(1, 251))
+PAGES = (512, 4096)
+MORE = bytes(range(1, 256)) * 130
 
 
 class Syncs:
@@ -28,7 +29,7 @@ class Syncs:
 
 def machine_with_log(seed: int) -> tuple[Machine, Syncs]:
     syncs = Syncs()
-    machine = Machine(random.Random(seed), syncs)
+    machine = Machine(random.Random(seed), syncs, page_bytes=PAGES[seed % 2])
     machine.open_store().put("log", b"head")
     return machine, syncs
 
@@ -48,8 +49,8 @@ def test_what_was_synced_is_there_after_a_crash() -> None:
 
 @pytest.mark.parametrize("way", ["fail", "die"])
 def test_of_what_was_not_synced_some_pages_are_there(way: str) -> None:
-    lengths = set()
-    for seed in range(60):
+    lengths, found = set(), set()
+    for seed in range(300):
         machine, syncs = machine_with_log(seed)
         setattr(syncs, way, True)
         store = machine.open_store()
@@ -58,30 +59,38 @@ def test_of_what_was_not_synced_some_pages_are_there(way: str) -> None:
         assert store.read("log") == b"head" + MORE, "processes see it"
         machine.crash()
         left = machine.open_store().read("log")
-        assert (b"head" + MORE).startswith(left)
+        whole = b"head" + MORE
+        page = PAGES[seed % 2]
+        assert left[:4] == b"head"
+        kept = [left[at : at + page] == whole[at : at + page] for at in range(0, len(whole), page)]
+        for place, is_kept in enumerate(kept[1:], 1):
+            assert is_kept or not any(left[place * page : (place + 1) * page])
         lengths.add(len(left))
-    assert lengths == {4, PAGE, 2 * PAGE, 3 * PAGE, 4 + len(MORE)}
+        found |= {("kept" if one else "lost", "kept" if other else "lost") for one, other in pairwise(kept)}
+    assert len(found) == 4, "in any order"
+    assert len(lengths) > 20
+    assert {4, 4 + len(MORE)} <= lengths
 
 
 def test_a_later_sync_does_without_the_pages_of_one_that_failed() -> None:
     lost = set()
-    for seed in range(60):
+    for seed in range(0, 120, 2):
         machine, syncs = machine_with_log(seed)
         store = machine.open_store()
         syncs.fail = True
         with pytest.raises(StorageError, match="sync log failed"):
             store.append("log", [MORE], at=4)
         syncs.fail = False
-        store.append("log", [b"!" * PAGE], at=4 * PAGE - 2)
+        page = PAGES[0]
+        store.append("log", [b"!" * page], at=4 * page - 2)
         machine.crash()
         data = machine.open_store().read("log")
-        whole = b"head" + MORE + b"!" * PAGE
+        whole = (b"head" + MORE)[: 4 * page - 2] + b"!" * page
         assert len(data) == len(whole)
-        pages = [data[start : start + PAGE] == whole[start : start + PAGE] for start in range(0, len(whole), PAGE)]
-        assert pages[3:] == [True, True], "of the pages that were written again nothing is lost"
-        assert pages[:3] == sorted(pages[:3], reverse=True)
-        lost.add(3 - sum(pages[:3]))
-    assert lost == {0, 1, 2, 3}
+        pages = tuple(data[start : start + page] == whole[start : start + page] for start in range(0, len(whole), page))
+        assert pages[3:] == (True, True), "of the pages that were written again nothing is lost"
+        lost.add(pages[:3])
+    assert len(lost) == 8, "any of the others are"
 
 
 def test_what_is_written_again_is_synced() -> None:
@@ -122,3 +131,28 @@ def test_its_files_are_objects() -> None:
     with pytest.raises(StorageError) as error:
         store.read("log/1")
     assert error.value.kind is ErrorKind.OBJECT_MISSING
+
+
+def test_a_name_is_on_the_disk_once_its_folder_was_synced() -> None:
+    fails = [False]
+    found = set()
+    for seed in range(40):
+        machine = Machine(random.Random(seed), names_fail=lambda: fails[0])
+        store = machine.open_store()
+        store.put("log/1", b"one")
+        fails[0] = True
+        with pytest.raises(StorageError, match="sync of a folder failed"):
+            store.delete(["log/1"])
+        with pytest.raises(StorageError, match="sync of a folder failed"):
+            store.put("log/2", b"two")
+        with pytest.raises(StorageError):
+            store.put_if_absent("log/2", b"another")
+        fails[0] = False
+        assert [info.name for info in store.list()] == ["log/2"]
+        if seed >= 30:
+            store.sync("log/2", start=0, end=0)
+        machine.crash()
+        left = tuple(info.name for info in machine.open_store().list())
+        assert seed < 30 or left == ("log/2",)
+        found.add(left)
+    assert found == {(), ("log/1",), ("log/2",), ("log/1", "log/2")}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog import ErrorKind, StorageError
+from statelog import ConfigurationError, ErrorKind, StorageError
 from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
@@ -181,6 +181,71 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, caplog
     assert store.asked == before + len(bad), "there is nothing else to ask for"
     store.undeletable = set()
     deleter.delete([])
+    assert store.list() == []
+
+
+ERRORS = [OSError("no answer"), KeyError("size"), ConfigurationError("no name of an object"), StorageError("locked")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("step", ["delete", "list", "may_go", "look"])
+def test_no_error_ends_the_thread_or_makes_the_end_fail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, step: str, error: Exception
+) -> None:
+    bad = "op-1/changes/1/0/001-a.run"
+    fails = [True]
+
+    class Failing(Undeletable):
+        def delete(self, names: list[str]) -> None:
+            if step == "delete" and fails[0] and bad in names:
+                raise error
+            super().delete(names)
+
+        def list(self, prefix: str = "") -> list[ObjectInfo]:
+            if step == "list" and fails[0] and prefix == bad:
+                raise error
+            return super().list(prefix)
+
+    def may_go(name: str) -> bool:
+        if step == "may_go" and fails[0] and name == bad:
+            raise error
+        return True
+
+    def look() -> list[str]:
+        if step == "look" and fails[0]:
+            raise error
+        return []
+
+    store = Failing(tmp_path, set())
+    names = fill(store, 10)
+    deleter = Deleter(store, "operator 'x'", may_go, in_background=True, look=look)
+    with caplog.at_level(logging.WARNING):
+        for name in names:
+            deleter.delete_below(name) if step == "list" else deleter.delete([name])
+        deleter.close()
+        deleter.close()
+        [warned] = caplog.records
+        assert {info.name for info in LocalStore(tmp_path).list()} == (set(names) if step == "look" else {bad})
+        assert step == "look" or bad in warned.getMessage()
+        fails[0] = False
+        deleter.close()
+    assert LocalStore(tmp_path).list() == []
+    assert len(caplog.records) == 1
+
+
+def test_a_process_that_cannot_begin_a_thread_deletes_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = Undeletable(tmp_path, set())
+    names = fill(store, 3)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    deleter.delete(names)
+    assert len(store.list()) == 3
+    deleter.close()
     assert store.list() == []
 
 

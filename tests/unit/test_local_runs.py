@@ -19,6 +19,7 @@ from statelog.local.policy import MergePolicy
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
+from statelog.local.use import in_use
 from statelog.log.references import Level, StoredRun
 from statelog.runs import digests
 from statelog.runs.format import Operation
@@ -325,8 +326,9 @@ def test_leftovers_are_swept(engine: Engine) -> None:
     failed = LocalRun(2, 2, b"\1" * 16, b"\2" * 16)
     (folder / failed.file_name).write_bytes(b"of an attempt that failed")
     (folder / "2-attempt.tmp").write_bytes(b"of a worker that was killed")
-    (folder / "9-attempt.tmp").write_bytes(b"of an attempt that still runs")
-    engine.run_commands(4, 0, [])
+    with in_use(folder, 9):
+        (folder / "9-attempt.tmp").write_bytes(b"of an attempt that still runs")
+        engine.run_commands(4, 0, [])
     left = {path.name for path in folder.iterdir()}
     assert failed.file_name not in left
     assert "2-attempt.tmp" not in left

@@ -339,7 +339,7 @@ def test_a_claim_makes_the_last_entry_of_the_run_before_durable(tmp_path: Path, 
         append(log, "a", 1, batch)
         ends.append((tmp_path / name_of(1)).stat().st_size)
     make_log(Noted(LocalStore(tmp_path)), appends=True).claim(make_claim("b"))
-    assert synced == [(name_of(1), *ends[-2:])]
+    assert synced == [(name_of(1), 0, 0), (name_of(1), *ends[-2:])], "its name is durable before the claim is made"
 
 
 # ---- Files that may go ----
@@ -417,3 +417,19 @@ def test_the_store_is_not_asked_for_files_that_are_known_to_be_there(tmp_path: P
     asked.clear()
     assert removable(log, 7) == [1, 2, 3, 5]
     assert asked.isdisjoint(map(name_of, range(1, 7)))
+
+
+@pytest.mark.parametrize("appends", [False, True])
+def test_a_number_is_free_again_after_a_newer_run_removed_the_entry_in_doubt(tmp_path: Path, appends: bool) -> None:
+    """The answer to a write was lost; a newer run counted the entry, and did not need it any more soon after."""
+    store = FaultStore(LocalStore(tmp_path), FaultPlan.at("put_if_absent", call=2, when="after"))
+    log = NumberedLog(store, PREFIX, ManualClock(1000), appends=appends, max_file_bytes=1)
+    log.claim(make_claim("a"))
+    with pytest.raises(StorageError):
+        append(log, "a", 1, 0)
+    newer = make_log(LocalStore(tmp_path))
+    newer.claim(make_claim("b"))
+    append(newer, "b", 2, 1)
+    LocalStore(tmp_path).delete([name_of(2)])
+    with pytest.raises(FencedError, match="newer than its own"):
+        append(log, "a", 1, 0)

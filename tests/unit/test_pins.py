@@ -538,3 +538,19 @@ def test_a_consumer_that_is_too_far_behind_keeps_nothing_and_is_named_once(
     assert pins.changes_from(IDENTITY) == 9
     for name in (behind, allowed):
         assert caplog.text.count(f"{name}, the pin of test, is over") == 1
+
+
+@pytest.mark.parametrize("odd", [{"entries": []}, {"operators": []}, {"since": None}])
+def test_a_pin_of_an_odd_form_keeps_everything_and_ends_nothing(
+    log: ShortLog, caplog: pytest.LogCaptureFixture, odd: dict[str, Any]
+) -> None:
+    """Its checksum is right, but no version of the library writes one like it."""
+    name = put(log, replace(consumers(log, 6, 7, max_bytes=0), **odd))
+    pins = pins_in(log)
+    for _ in range(2):
+        assert pins.look(log.query()) == []
+        assert pins.need(changes(0))
+    assert caplog.text.count(f"{name} cannot be read, so nothing is deleted while it stands") == 1
+    log.store.delete([name])
+    pins.look(log.query())
+    assert not pins.need(changes(0))

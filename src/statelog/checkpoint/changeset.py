@@ -14,6 +14,7 @@ import pyarrow as pa
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.protocol import Begun
 from statelog.errors import StorageError
+from statelog.files import removed_on_failure
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
 from statelog.metrics import Measurements, Metric
@@ -128,15 +129,17 @@ class ChangesetWriter(PartsWriter):
         """
         payload = self._last_part(input_rows)
         written = local.write_new(self._changes.write_local, self._attempt.file_token)
-        self.local_run = self._local_run([segment.checksum for segment in self._segments])
+        with removed_on_failure(written):
+            self.local_run = self._local_run([segment.checksum for segment in self._segments])
         local.keep(written, self.local_run)
-        self._finish_uploads()
+        with removed_on_failure(local.directory / self.local_run.file_name):
+            self._finish_uploads()
         return Changeset(self._segments, payload)
 
     def finish_local(self, local: LocalRuns, input_rows: int) -> tuple[LocalRun, Changeset]:
         """Write the local run only; the changeset is one segment with its checksum and rows, and no bytes."""
         written, rows = local.write_new(self._changes.write_local, self._attempt.file_token), self._changes.rows
-        with pa.memory_map(str(written)) as mapped:
+        with removed_on_failure(written), pa.memory_map(str(written)) as mapped:
             checksum = digests.checksum(memoryview(mapped.read_buffer()))
         local_run = self.local_run = self._local_run([checksum] if rows else [])
         local.keep(written, local_run)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from statelog.errors import ErrorKind, StorageError
+from statelog.errors import StatelogError
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import CHANGES_FOLDER, LOG_FOLDER
 from statelog.log_fields import get_logger, in_background
@@ -99,8 +99,9 @@ class DeletionGate:
 class Deleter:
     """Deletes objects, as many per request as have come together, and each only if the gate lets it go.
 
-    An object that fails to be deleted is tried again in the next round, and does not keep others from being deleted. An
-    object that the gate holds back waits until it may go.
+    An object that fails to be deleted, with whatever error, is named once in the log and tried again in the next round.
+    It does not keep others from being deleted, nor ends the thread, nor makes :meth:`close` fail. An object that the
+    gate holds back waits until it may go.
 
     In a round, `look` lists the pins and returns those that have expired; then `may_go`, the gate, is asked for each
     object. Between two rounds of the thread are at least `pause_s`. Without `in_background` the caller does the work
@@ -127,7 +128,7 @@ class Deleter:
         self._waiting: dict[str, None] = {}
         self._searches: list[str] = []
         self._failing: set[str] = set()
-        self._why_blind: ErrorKind | None = None
+        self._why_blind: str | None = None
         self._changed = threading.Condition()
         self._is_closed = False
         self._has_more = False
@@ -174,8 +175,12 @@ class Deleter:
             return
         with self._changed:
             if self._thread is None and (self._waiting or self._searches or self._is_due):
-                self._thread = threading.Thread(target=in_background(self._run), name="statelog-delete", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=in_background(self._run), name="statelog-delete", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return  # the process ends, or has no room for a thread: the next call tries again, or close
+                self._thread = thread
             self._changed.notify()
 
     def _run(self) -> None:
@@ -198,10 +203,11 @@ class Deleter:
             return
         try:
             expired = self._look()
-        except StorageError as error:
-            if error.kind is not self._why_blind:
+        except Exception as error:
+            why = _kind_of(error)
+            if why != self._why_blind:
                 _log.warning("%s: nothing is deleted until the pins can be listed: %s", self._name, error)
-            self._why_blind = error.kind
+            self._why_blind = why
             with self._changed:
                 self._waiting = dict.fromkeys([*names, *self._waiting])
                 self._searches = searches + self._searches
@@ -210,17 +216,32 @@ class Deleter:
         allowed: list[str] = expired
         held_back: list[str] = []
         for name in names:
-            (allowed if self._may_go(name) else held_back).append(name)
-        try:
-            while searches:
-                allowed += [info.name for info in self._store.list(searches[-1]) if self._may_go(info.name)]
-                searches.pop()
-        except StorageError as error:
-            _log.warning("%s: leftovers of attempts could not be listed yet: %s", self._name, error)
+            (allowed if self._is_free(name) else held_back).append(name)
+        not_listed: list[str] = []
+        for place, prefix in enumerate(searches):
+            if len(not_listed) == _SPARE_FAILURES:
+                not_listed += searches[place:]
+                break
+            try:
+                found = self._store.list(prefix)
+            except Exception as error:
+                not_listed.append(prefix)
+                self._note_failure(prefix, error, "leftovers of attempts below it could not be listed yet")
+            else:
+                self._failing.discard(prefix)
+                allowed += [info.name for info in found if self._is_free(info.name)]
         left = self._delete(list(dict.fromkeys(allowed)))
         with self._changed:
             self._waiting = dict.fromkeys([*held_back, *left, *self._waiting])
-            self._searches = searches + self._searches
+            self._searches = not_listed + self._searches
+
+    def _is_free(self, name: str) -> bool:
+        """Whether the gate lets an object go."""
+        try:
+            return self._may_go(name)
+        except Exception as error:
+            self._note_failure(name, error)
+            return False
 
     def _delete(self, names: list[str]) -> list[str]:
         """Delete objects, and return the names that failed.
@@ -239,7 +260,7 @@ class Deleter:
                 continue
             try:
                 self._store.delete(group)
-            except StorageError as error:
+            except Exception as error:
                 failures += 1
                 if len(group) > 1:
                     middle = len(group) // 2
@@ -252,7 +273,12 @@ class Deleter:
             self._failing.difference_update(group)
         return left
 
-    def _note_failure(self, name: str, error: StorageError) -> None:
+    def _note_failure(self, name: str, error: Exception, what: str = "it could not be deleted yet") -> None:
         if name not in self._failing:
             self._failing.add(name)
-            _log.warning("%s: %s could not be deleted yet: %s", self._name, name, error)
+            told = error if isinstance(error, StatelogError) else f"{type(error).__name__}: {error}"
+            _log.warning("%s: %s: %s: %s", self._name, name, what, told)
+
+
+def _kind_of(error: Exception) -> str:
+    return str(error.kind) if isinstance(error, StatelogError) else type(error).__name__

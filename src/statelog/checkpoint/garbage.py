@@ -19,7 +19,6 @@ from statelog.checkpoint.pins import StandingPins
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.checkpoint.retained_points import RetainedPoints
 from statelog.clock import Clock
-from statelog.errors import StatelogError
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry, Parent, QueryCheckpoint
 from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER, open_location
@@ -276,7 +275,7 @@ class _ParentObjects:
     def _release(self, parent: Parent) -> None:
         try:
             open_location(parent.location).delete([parent.pin])
-        except StatelogError as error:
+        except Exception as error:
             _log.warning("%s: the pin at its parent could not be removed yet: %s", self._name, error)
             return
         _log.info("%s: it needs no object of its parent %s any more", self._name, parent.location)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import Clock
-from statelog.errors import CorruptionError, StatelogError, StorageError
+from statelog.errors import CorruptionError, StorageError
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, EntryPlace, FrameReader, QueryCheckpoint
 from statelog.log.numbered import base_name
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER
@@ -387,35 +387,37 @@ class StandingPins:
         now_s = self._clock.now_s()
         latest = query.latest
         standing: dict[str, Pin] = {}
+        places: list[EntryPlace] = []
+        consumers: dict[str, int] = {}
         over: list[str] = []
         unreadable: set[str] = set()
         for info in self._store.list(f"{PINS_FOLDER}/"):
             try:
                 pin = self._pins.get(info.name) or read_pin(self._store, info.name)
+                if pin is None:
+                    continue
+                place = pin.place
+                if has_expired(pin, info, now_s) or self._is_behind(info.name, pin, query):
+                    over.append(info.name)
+                    continue
+                if pin.changes_from is not None:
+                    [own] = pin.operators
+                    consumers[own.identity] = min(pin.changes_from, consumers.get(own.identity, pin.changes_from))
             except StorageError:
                 raise
-            except StatelogError as error:
+            except Exception as error:
+                # Damaged, or of a form that no version writes: other pins must still count.
                 unreadable.add(info.name)
                 if info.name not in self._unreadable:
                     _log.warning("%s cannot be read, so nothing is deleted while it stands: %s", info.name, error)
                 continue
-            if pin is None:
-                continue
-            if has_expired(pin, info, now_s) or self._is_behind(info.name, pin, query):
-                over.append(info.name)
-            else:
-                standing[info.name] = pin
+            standing[info.name] = pin
+            places.append(place)
         self._pins, self._unreadable = standing, unreadable
         self._names = None if unreadable else frozenset(name for pin in standing.values() for name in pin.objects)
-        consumers: dict[str, int] = {}
-        for pin in standing.values():
-            if pin.changes_from is not None:
-                [own] = pin.operators
-                consumers[own.identity] = min(pin.changes_from, consumers.get(own.identity, pin.changes_from))
         self._consumers_from = consumers
         if latest is not None:
             self._seen_through = latest.batch
-            places = [pin.place for pin in standing.values()]
             self.oldest_place = EntryPlace(0, 0) if unreadable else min([latest.place, *places])
         return over
 

@@ -12,7 +12,7 @@ from statelog.checkpoint.held_pin import HeldPin
 from statelog.checkpoint.pins import has_expired, read_pin
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import Clock
-from statelog.errors import PinExpiredError, StatelogError
+from statelog.errors import PinExpiredError
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import PINS_FOLDER
 from statelog.log_fields import get_logger
@@ -73,7 +73,7 @@ class RetainedPoints:
         for info in self._store.list(f"{PINS_FOLDER}/"):
             try:
                 pin = read_pin(self._store, info.name)
-            except StatelogError:
+            except Exception:
                 continue  # whoever deletes says so
             if pin is None or not pin.holds or pin.owner != OWNER or has_expired(pin, info, now_s):
                 continue
@@ -119,7 +119,7 @@ class RetainedPoints:
             except PinExpiredError:
                 # A newer start owns the location, and has given the checkpoint up or made another one.
                 _log.info("%s: checkpoint %d is not retained any more, so it is not pinned", self._name, batch)
-            except StatelogError as error:
+            except Exception as error:
                 level = logging.DEBUG if batch in self._refused else logging.WARNING
                 _log.log(level, "%s: checkpoint %d cannot be pinned yet: %s", self._name, batch, error)
                 self._refused.add(batch)

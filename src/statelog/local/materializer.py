@@ -19,7 +19,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from statelog.errors import StatelogError
-from statelog.files import write_file
+from statelog.files import removed_on_failure, write_file
 from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns
 from statelog.log.references import Level, StoredRun
 from statelog.log_fields import get_logger
@@ -207,6 +207,9 @@ class Materializer:
                     job = self._step(job, request, end_s)
             except (StatelogError, OSError, pa.ArrowInvalid) as error:
                 self._fail(request, f"{type(error).__name__}: {error}")
+            except BaseException:
+                self.discard()
+                raise
 
     def store_now(self, request: MaintenanceRequest, chain: Sequence[LocalRun]) -> Materialized:
         """Materialize a state at once, however long it takes; raises StorageError if it cannot be stored.
@@ -215,9 +218,9 @@ class Materializer:
         """
         # Not the folder of jobs in slices, because two attempts may do this at a time.
         self._folder = self.local.directory / f"{chain[-1].last}-{self.token}.{JOB_FOLDER}"
-        job = self._begin(request, chain, ())
-        assert job is not None, "the batch itself is not stored yet"
         try:
+            job = self._begin(request, chain, ())
+            assert job is not None, "the batch itself is not stored yet"
             while not job.is_done:
                 job = self._step(job, request, float("inf"), keeps_inputs=True)
             return Materialized(job.levels, job.grant, self._inline(job) or b"")
@@ -380,8 +383,9 @@ class Materializer:
 
     def _save(self, job: _Job) -> _Job:
         temporary = self._folder / f"{os.getpid()}.tmp"
-        temporary.write_bytes(seal(job, _KIND, _VERSION))
-        temporary.rename(self._folder / _STATE)
+        write_file(temporary, seal(job, _KIND, _VERSION))
+        with removed_on_failure(temporary):
+            temporary.rename(self._folder / _STATE)
         return job
 
     @contextmanager

@@ -19,6 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.errors import CorruptionError
+from statelog.files import removed_on_failure
 from statelog.local.file_stamp import FILE_STAMPS, FileStamps
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.byte_slices import BUDGET, Budget
@@ -137,16 +138,17 @@ class LocalRuns:
         return run
 
     def write_new(self, write: Callable[[pa.NativeFile], None], token: str) -> Path:
-        """Have `write` fill a temporary file; :meth:`keep` then gives it its name."""
+        """Have `write` fill a temporary file; :meth:`keep` then gives it its name. It is removed if `write` fails."""
         temporary = self._temporary(token)
-        with pa.OSFile(str(temporary), "wb") as sink:
+        with removed_on_failure(temporary), pa.OSFile(str(temporary), "wb") as sink:
             write(sink)
         return temporary
 
     def keep(self, written: Path, local_run: LocalRun) -> None:
         """Rename a file that was written just now to its local run."""
-        self.stamps.stamp(written)
-        written.rename(self.directory / local_run.file_name)
+        with removed_on_failure(written):
+            self.stamps.stamp(written)
+            written.rename(self.directory / local_run.file_name)
 
     def write_merged(
         self,
@@ -168,14 +170,15 @@ class LocalRuns:
         merged: list[Run] = []
         groups = _in_groups(runs, self.policy)
         group = next(groups, [])
-        for following in groups:
-            # Only the oldest rows may lose their removals before all are merged.
-            is_oldest = is_bottom and not merged
-            self._merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage)
-            merged.append(_map(temporary))
-            temporary.unlink()  # it stays mapped
-            group = following
-        self._merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
+        with removed_on_failure(temporary):
+            for following in groups:
+                # Only the oldest rows may lose their removals before all are merged.
+                is_oldest = is_bottom and not merged
+                self._merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage)
+                merged.append(_map(temporary))
+                temporary.unlink()  # it stays mapped
+                group = following
+            self._merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
         self._keep_open(temporary, local_run)
 
     def write_disjoint(
@@ -195,7 +198,7 @@ class LocalRuns:
         rows of all. The other arguments are those of :meth:`write_merged`.
         """
         temporary = self._temporary(token)
-        with pa.OSFile(str(temporary), "wb") as sink:
+        with removed_on_failure(temporary), pa.OSFile(str(temporary), "wb") as sink:
             writer = self._writer(sink)
             for run in runs:
                 add_runs(

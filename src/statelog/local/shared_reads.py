@@ -10,7 +10,7 @@ from typing import Final
 
 import xxhash
 
-from statelog.files import write_file
+from statelog.files import removed_on_failure, write_file
 from statelog.local.restore_plan import Extent, RestorePlan
 from statelog.storage import Store
 from statelog.storage.wrapper import StoreWrapper
@@ -58,10 +58,13 @@ class SharedReads:
             found = _checked(path)
             if found is not None:
                 return found
+            for left in self._folder.glob(f"{path.name}.*.tmp"):
+                left.unlink(missing_ok=True)  # of a process that was killed: it held the lock
             data = store.read(extent.name, offset=extent.offset, length=extent.length)
             temporary = Path(f"{path}.{self._token}.tmp")
             write_file(temporary, data + xxhash.xxh3_64_digest(data))
-            temporary.rename(path)
+            with removed_on_failure(temporary):
+                temporary.rename(path)
             return data
 
 

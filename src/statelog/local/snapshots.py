@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from statelog.files import write_file
+from statelog.files import removed_on_failure, write_file
 from statelog.runs import digests
 
 
@@ -29,7 +29,8 @@ class LocalSnapshots:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = self.directory / f"{batch}-{token}.tmp"
         write_file(temporary, data)
-        temporary.rename(self._path(checksum))
+        with removed_on_failure(temporary):
+            temporary.rename(self._path(checksum))
 
     def sweep(self, kept: Collection[bytes], batch: int) -> None:
         """Remove all files but the snapshots of some checksums, and files still being written for `batch` or later."""

@@ -6,12 +6,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.local.runs import LocalRuns
+from statelog.local.runs import JOB_FOLDER, LocalRuns
 
 
 def subtask_directory(base: Path, query_id: str, identity: str, parallelism: int, subtask: int) -> Path:
@@ -35,7 +35,7 @@ _BATCH_BYTES: Final = 20
 
 @contextmanager
 def in_use(directory: Path, batch: int) -> Iterator[None]:
-    """Hold a subtask's directory while a batch runs in it."""
+    """Hold a subtask's directory while a batch runs in it; first remove what killed processes left unfinished there."""
     used = _hold(directory)
     try:
         os.pwrite(used, f"{batch:{_BATCH_BYTES}}".encode(), 0)
@@ -52,10 +52,22 @@ def _hold(directory: Path) -> int:
             used = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             continue  # another process removed the folder just now
+        with suppress(BlockingIOError):
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_unfinished(directory)  # no other process is at work there
         fcntl.flock(used, fcntl.LOCK_SH)
         if os.fstat(used).st_nlink:
             return used
         os.close(used)
+
+
+def _remove_unfinished(directory: Path) -> None:
+    """Remove what processes that were killed have begun to write: their disk may be full of it."""
+    for path in (*directory.glob("*.tmp"), *directory.glob(f"{JOB_FOLDER}/*.tmp")):
+        with suppress(OSError):
+            path.unlink()
+    for path in directory.glob(f"*.{JOB_FOLDER}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def is_turn_to_remove(batch: int, subtask: int, parallelism: int) -> bool:

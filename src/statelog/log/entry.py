@@ -389,7 +389,7 @@ class FrameReader:
 
     def __init__(self, store: Store, name: str, number: int = 0) -> None:
         self._store = store
-        self._name = name
+        self.name = name
         self._number = number
         self._start = 0
         self._buffer = b""
@@ -402,27 +402,28 @@ class FrameReader:
         """
         if offset + FRAME_HEADER_BYTES > size_bytes:
             return None
-        head = self._bytes(offset, FRAME_HEADER_BYTES)
+        head = self.read(offset, FRAME_HEADER_BYTES)
         if not any(head) and self._is_zero(offset, size_bytes):
             return None
-        header = decode_header(head, name=self._name, offset=offset)
+        header = decode_header(head, name=self.name, offset=offset)
         end = offset + header.frame_bytes
         if end > size_bytes:
             return None
-        index = self._bytes(offset + FRAME_HEADER_BYTES, header.index_bytes)
-        return Frame(decode_index(header, index, name=self._name, offset=offset, number=self._number), end)
+        index = self.read(offset + FRAME_HEADER_BYTES, header.index_bytes)
+        return Frame(decode_index(header, index, name=self.name, offset=offset, number=self._number), end)
 
-    def _bytes(self, offset: int, length: int) -> bytes:
+    def read(self, offset: int, length: int) -> bytes:
+        """Read bytes that are there; StorageError if the object has become shorter."""
         if not self._start <= offset <= offset + length <= self._start + len(self._buffer):
             self._start = offset
-            self._buffer = self._store.read(self._name, offset=offset, length=max(length, _READ_AHEAD_BYTES))
+            self._buffer = self._store.read(self.name, offset=offset, length=max(length, _READ_AHEAD_BYTES))
             if len(self._buffer) < length:
-                raise StorageError(f"{self._name} became shorter while it was read.", hint="Try again.")
+                raise StorageError(f"{self.name} became shorter while it was read.", hint="Try again.")
         return self._buffer[offset - self._start : offset - self._start + length]
 
     def _is_zero(self, offset: int, size_bytes: int) -> bool:
         for start in range(offset, size_bytes, _READ_AHEAD_BYTES):
-            data = self._store.read(self._name, offset=start, length=min(_READ_AHEAD_BYTES, size_bytes - start))
+            data = self._store.read(self.name, offset=start, length=min(_READ_AHEAD_BYTES, size_bytes - start))
             if not data:
                 break  # the object is shorter than `size_bytes`, which a caller may not know
             if any(data):

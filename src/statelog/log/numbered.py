@@ -32,6 +32,7 @@ from statelog.log.entry import (
     Claim,
     Entry,
     Fence,
+    Frame,
     FrameReader,
     QueryCheckpoint,
     damaged_log,
@@ -39,6 +40,7 @@ from statelog.log.entry import (
     encode_frame,
 )
 from statelog.log.seen_files import SeenFiles
+from statelog.log.torn import TornFrames
 from statelog.storage.store import ObjectInfo, Store, if_present
 
 LOG_FILE: Final = re.compile(r"(\d{20})\.log")
@@ -64,6 +66,16 @@ class _LogFiles:
                 newest = entry.epoch
                 valid.append(entry)
         return valid
+
+
+def _frame_at(reader: FrameReader, offset: int, size_bytes: int, torn: TornFrames | None) -> Frame | None:
+    """As :meth:`FrameReader.frame_at`; None for a damaged frame too, if it may be torn and is."""
+    try:
+        return reader.frame_at(offset, size_bytes)
+    except CorruptionError:
+        if torn is None or not torn.is_torn(offset):
+            raise
+        return None
 
 
 def base_name(number: int) -> str:
@@ -131,8 +143,8 @@ class NumberedLog:
         """All valid entries of all epochs, in order, from the newest checkpoint's `log_start` on; empty without a log.
 
         Entries that an older epoch wrote after a newer one claimed are left out. So is a torn tail (an incomplete last
-        frame) of a file: it has committed nothing. Raises CorruptionError, naming file and offset, if a complete entry
-        is damaged or a file is missing.
+        frame, see ``torn``) of a file: it has committed nothing. Raises CorruptionError, naming file and offset, if a
+        complete entry is damaged or a file is missing.
         """
         return self._read().entries
 
@@ -150,6 +162,9 @@ class NumberedLog:
             epoch = self._epoch_of(newest)
             if epoch is None:
                 continue
+            if newest and self._store.can_append:
+                # Its maker may not have made its name durable yet: after a crash the claim must not stand without it.
+                self._store.sync(self.name_of(newest), start=0, end=0)
             claim = make(epoch + 1)
             frame = b"".join(encode_frame(claim, []))
             if self._store.put_if_absent(self.name_of(newest + 1), frame):
@@ -259,6 +274,9 @@ class NumberedLog:
             # An earlier entry of ours whose answer was lost; the new one comes after it.
             self._go_on_in_next(found)
         self._go_on_in_next(data)
+        if was_in_doubt:
+            # Was the entry in doubt in this very file, and did a newer start count it, and remove it since?
+            self._require_newest()
         self.files_made += 1
         self._is_in_doubt = False
 
@@ -289,10 +307,12 @@ class NumberedLog:
         # A suspended machine stops one clock, a corrected time moves the other.
         pause_s = max(now - then for now, then in zip(now_s, self._looked_s, strict=True))
         if pause_s > self._min_age_s / 2:
-            numbers = self._files()
-            if max(numbers, default=0) != self.number:
-                self._lose("another run's files are newer than its own")
+            self._require_newest()
         self._looked_s = looked_s
+
+    def _require_newest(self) -> None:
+        if max(self._files(), default=0) != self.number:
+            self._lose("another run's files are newer than its own")
 
     # ---- Reading ----
 
@@ -360,22 +380,29 @@ class NumberedLog:
         reader = FrameReader(self._store, name, number)
         seen = [] if self._seen is None else self._seen.frames(number, info)
         frames = [frame for frame in seen if frame.end <= limit]
-        end = frames[-1].end if frames else 0
-        while frame := reader.frame_at(end, limit):
+        known = len(frames)
+        if not frames:
+            first = reader.frame_at(0, limit)
+            if first is None:
+                raise damaged_log(name, f"its {size} bytes do not begin with a complete log entry")
+            frames.append(first)
+        may_be_torn = self._store.can_append and fenced_end is None and frames[0].entry.epoch != next_epoch
+        torn = TornFrames(reader, size)
+        while frame := _frame_at(reader, frames[-1].end, limit, torn if may_be_torn else None):
             frames.append(frame)
-            end = frame.end
+        if may_be_torn and len(frames) > max(known, 1):
+            # Was the last one acknowledged? Its header and index may be there without all of its payload.
+            *before, last = frames
+            if torn.has_torn_payload(before[-1].end, last.end, last.entry):
+                frames = before
         if self._seen is not None:
             self._seen.note(number, frames)
-        start = frames[-2].end if len(frames) > 1 else 0
-        entries = [frame.entry for frame in frames]
-        if not entries:
-            raise damaged_log(name, f"its {size} bytes do not begin with a complete log entry")
-        may_be_torn = self._store.can_append and entries[0].epoch != next_epoch
+        end = frames[-1].end
         if fenced_end is not None and end != fenced_end:
             raise damaged_log(name, f"the log has valid entries up to offset {end}, but had them up to {fenced_end}")
         if fenced_end is None and end != size and not may_be_torn:
             raise damaged_log(name, f"its {size} bytes are no whole number of log entries")
-        return entries, (start, end)
+        return [frame.entry for frame in frames], (frames[-2].end if len(frames) > 1 else 0, end)
 
     def _epoch_of(self, number: int) -> int | None:
         """The epoch of a file; None if it was removed meanwhile, 0 for no file."""

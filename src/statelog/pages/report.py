@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.files import removed_on_failure
 from statelog.pages.extra import require_extra
 from statelog.pages.live import watch
 from statelog.pages.model import read_page
@@ -47,11 +47,10 @@ def report(location: str | Path, target: str | Path, *, savepoints: Sequence[str
     place = Path(target)
     unfinished = place.with_name(f".{place.name}.unfinished")
     try:
-        unfinished.write_text(html, encoding="utf-8")
-        unfinished.replace(place)
+        with removed_on_failure(unfinished):
+            unfinished.write_text(html, encoding="utf-8")
+            unfinished.replace(place)
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise ConfigurationError(
             f"{place} cannot be written: {error.strerror}.",
             kind=ErrorKind.VALUE_MISMATCH,

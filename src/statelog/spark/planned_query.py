@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -17,8 +17,9 @@ from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.exporters.totals import Counted, OperatorTotals
 from statelog.local.restore import read_segment
+from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import INITIAL_FOLDER, RUNS_FOLDER, new_identity, open_retrying_store
-from statelog.log.references import SegmentRef, StoredRun
+from statelog.log.references import StoredRun
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark import internals
@@ -157,9 +158,8 @@ class PlannedQuery:
             latest, own = history.latest, history.of(output.uid)
             if latest is None or own is None or latest.batch != batch:
                 return False
-            checkpoint = own.at(batch)
             is_sparks = latest.batch_time_ms == internals.batch_time(self.query, batch).time_ms
-            return is_sparks and checkpoint is not None and _is_whole(store, checkpoint.segments)
+            return is_sparks and own.at(batch) is not None and is_whole(store, latest)
 
         return keeps
 
@@ -184,11 +184,12 @@ class PlannedQuery:
         return None
 
 
-def _is_whole(store: Store, segments: Iterable[SegmentRef]) -> bool:
-    """Whether stored output is as it was written; a crash of the machine may have left less."""
+def is_whole(store: Store, entry: QueryCheckpoint) -> bool:
+    """Whether the changes, snapshots and output that a checkpoint has stored are as they were written."""
     try:
-        for segment in segments:
-            read_segment(store, segment)
+        for section in entry.sections:
+            for segment in section.segments:
+                read_segment(store, segment)
     except CorruptionError:
         return False
     return True

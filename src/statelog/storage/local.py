@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
+from statelog.files import removed_on_failure
 from statelog.storage.posix import AppendFile, read_all, read_into, rewrite, sync_data, sync_directory, write_all
 from statelog.storage.store import ObjectInfo, Store
 
@@ -66,11 +67,8 @@ class LocalStore(Store):
         path = self._path(name)
         with _reported("put", path):
             temporary = self._write_temporary(os.path.dirname(path), data)
-            try:
+            with removed_on_failure(Path(temporary)):
                 os.replace(temporary, path)
-            except OSError:
-                os.unlink(temporary)
-                raise
             sync_directory(os.path.dirname(path))
 
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
@@ -98,6 +96,7 @@ class LocalStore(Store):
         with self._opened(name, "sync", os.O_RDWR) as fd:
             rewrite(fd, start, end)
             sync_data(fd)
+            sync_directory(os.path.dirname(self._path(name)))
 
     def delete(self, names: list[str]) -> None:
         directories = set()
@@ -173,11 +172,9 @@ class LocalStore(Store):
                 if attempt + 1 == _DIRECTORY_RACES:
                     raise
         try:
-            write_all(fd, [data], 0)
-            os.fsync(fd)
-        except OSError:
-            os.unlink(path)
-            raise
+            with removed_on_failure(Path(path)):
+                write_all(fd, [data], 0)
+                os.fsync(fd)
         finally:
             os.close(fd)
         return path

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from statelog.files import WRITE_BYTES, cut
@@ -41,7 +42,13 @@ class AppendFile:
                 raise OSError(errno.EINVAL, f"its {status.st_size} bytes end before offset {at}")
             if status.st_size > at:
                 os.ftruncate(self._fd, at)
-            write_all(self._fd, parts, at)
+            try:
+                write_all(self._fd, parts, at)
+            except OSError:
+                # The last of the bytes are missing, so nobody counts them: free their space.
+                with suppress(OSError):
+                    os.ftruncate(self._fd, at)
+                raise
             sync_data(self._fd)
 
     def close(self) -> None:

@@ -86,10 +86,10 @@ class Store(ABC):
         )
 
     def sync(self, name: str, *, start: int, end: int) -> None:  # noqa: B027 - most stores have nothing to do
-        """Make durable the bytes that another process has appended to an object, from offset `start` to `end`.
+        """Make durable an object of another process, and the bytes that were appended to it from `start` to `end`.
 
         The bytes are written again: after a failed sync in that process the operating system may have given up writing
-        them, and then a sync alone does nothing. Everything before `start` is durable already.
+        them, and then a sync alone does nothing. Everything before `start` is durable already, once the object is.
 
         Only stores that can append need it: elsewhere an object is durable as soon as it exists.
         """

@@ -62,6 +62,9 @@ _Row = tuple[bytes, bytes]
 _Add = Callable[[Any, pa.RecordBatch, StateDescriptor, int, int], None]
 """Adds rows of a state, given with its number and that of its description, to a batch of writes."""
 
+_NEW: Final = "new"
+"""The folder of files that RocksDB takes over."""
+
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(TableHeader)
 
@@ -97,10 +100,15 @@ class RocksTable(StateTable):
         lock = (folder / "lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder / _NEW, ignore_errors=True)  # of a process that was killed
             return cls(folder / "data", lock, policy)
         except BlockingIOError:
             lock.close()
             return None
+        except StorageError:
+            shutil.rmtree(folder / "data", ignore_errors=True)
+            lock.close()
+            raise
         except BaseException:
             lock.close()
             raise
@@ -195,7 +203,7 @@ class RocksTable(StateTable):
         # Ingested files are there for good at once, so no older digest may be found beside them.
         self._write(self._new_batch())
         self._database.flush()
-        files = SortedFiles(self._folder.parent / "new", lambda: self._rocksdict.SstFileWriter(self._options()))
+        files = SortedFiles(self._folder.parent / _NEW, lambda: self._rocksdict.SstFileWriter(self._options()))
 
         def add(batch: Any, rows: pa.RecordBatch, state: StateDescriptor, number: int, form: int) -> None:
             # The table is empty, so there is nothing to remove.
