@@ -12,6 +12,7 @@ import xxhash
 
 from statelog.files import write_file
 from statelog.local.restore_plan import Extent, RestorePlan
+from statelog.local.runs import writing_batch
 from statelog.storage import Store
 from statelog.storage.wrapper import StoreWrapper
 
@@ -93,7 +94,7 @@ def remove_shared(folder: Path, certain: int) -> None:
     except FileNotFoundError:
         return
     for name in names:
-        if int(name.partition("-")[0]) <= certain:
+        if writing_batch(name) <= certain:
             (folder / name).unlink(missing_ok=True)
 
 

@@ -26,6 +26,9 @@ _SPARE_BYTES: Final = 64
 """What a buffer may have beyond its values: padding."""
 _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
+_MALFORMED: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, KeyError, IndexError, struct.error)
+"""What is raised for bytes that are no message."""
+
 
 class MalformedMessage(Exception):
     """The bytes are no message that a writer of Arrow makes."""
@@ -44,7 +47,7 @@ def read_batch(data: pa.Buffer, schema: pa.Schema, rows: int, size_bytes: int | 
             _require_declared(memoryview(data).cast("B"), size_bytes)
             batch = _decompressed(data, schema)
         require_valid(batch)
-    except (pa.ArrowException, ValueError, TypeError, KeyError, struct.error, IndexError) as error:
+    except _MALFORMED as error:
         raise MalformedMessage(f"{type(error).__name__}: {error}") from None
     if batch.num_rows != rows:
         raise MalformedMessage(f"it has {batch.num_rows} rows, not {rows}")
@@ -63,7 +66,7 @@ def read_stream(data: bytes) -> pa.RecordBatchReader:
     try:
         reader = pa.ipc.open_stream(data, options=_ONE_THREAD)
         require_plain(reader.schema)
-    except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
+    except _MALFORMED as error:
         raise MalformedMessage(f"{type(error).__name__}: {error}") from None
     return reader
 
@@ -75,7 +78,7 @@ def stream_batches(data: bytes) -> Iterator[pa.RecordBatch]:
         while at + 8 <= len(view) and (length := _length_of(view[at:])):
             _require_declared(view[at : at + length], None)
             at += length
-    except (ValueError, struct.error, IndexError) as error:
+    except _MALFORMED as error:
         raise MalformedMessage(f"{type(error).__name__}: {error}") from None
     with read_stream(data) as reader:
         while True:
@@ -84,7 +87,7 @@ def stream_batches(data: bytes) -> Iterator[pa.RecordBatch]:
                 require_valid(batch)
             except StopIteration:
                 return
-            except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
+            except _MALFORMED as error:
                 raise MalformedMessage(f"{type(error).__name__}: {error}") from None
             yield batch
 

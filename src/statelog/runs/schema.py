@@ -139,7 +139,7 @@ def decode_schema(data: bytes) -> pa.Schema:
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         require_plain(schema)
-    except (pa.ArrowException, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise _unknown("A stored schema", error) from None
     return schema
 
