@@ -15,7 +15,7 @@ from statelog.log.references import SegmentRef
 def checkpoint_of(batch: int, segments: Iterable[SegmentRef] = (), **values: Any) -> Checkpoint:
     """A checkpoint of the keyed operator "op" with one subtask; `values` are other fields of :class:`Checkpoint`."""
     usual: dict[str, Any] = {
-        "identity": "",
+        "identity": "op-1",
         "uid": "op",
         "parallelism": 1,
         "key_schema": b"keys",

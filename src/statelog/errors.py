@@ -24,7 +24,11 @@ import traceback
 from enum import StrEnum
 from typing import Final
 
+from statelog.shown import plain_text
+
 _HINT: Final = " Hint: "
+_KEPT: Final = "\n\t"
+"""Control characters that the text of an error may have."""
 
 
 class ErrorKind(StrEnum):
@@ -88,9 +92,9 @@ class StatelogError(Exception):
     default_kind = ErrorKind.STORE_FAILED
 
     def __init__(self, message: str, *, kind: ErrorKind | None = None, hint: str = "") -> None:
-        self.message = message = _with_one_period(message)
+        self.message = message = plain_text(_with_one_period(message), _KEPT)
         self.kind = kind or self.default_kind
-        self.hint = hint
+        self.hint = hint = plain_text(hint, _KEPT)
         super().__init__(message + (f"{_HINT}{hint}" if hint else "") + f" [{self.kind}]")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -170,7 +174,8 @@ _CLASSES: Final = {cls.__name__: cls for cls in _ALL}
 
 def error_from_parts(name: str, message: str, kind: str, hint: str) -> StatelogError:
     """Rebuild an error that crossed a process boundary as text."""
-    return _CLASSES.get(name, StatelogError)(message, kind=ErrorKind(kind), hint=hint)
+    known = next((one for one in ErrorKind if one == kind), None)  # another version may have others
+    return _CLASSES.get(name, StatelogError)(message, kind=known, hint=hint)
 
 
 # ---- Errors that cross Spark's JVM as text ----

@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
+from statelog.shown import plain_text
+
 
 @dataclass(frozen=True)
 class LogFields:
@@ -32,6 +34,13 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         for name, value in vars(_fields.get()).items():
             kwargs.setdefault("extra", {})[f"statelog_{name}"] = value
         return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a line: control characters in texts, of stored names say, are escaped, those of line ends too."""
+        if self.isEnabledFor(level):
+            plain = [plain_text(str(one)) if isinstance(one, (str, BaseException)) else one for one in args]
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+            super().log(level, msg, *plain, **kwargs)
 
 
 def get_logger(name: str) -> Logger:

@@ -25,6 +25,8 @@ from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 
+MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder of msgspec raises for bytes that are not of the form that it expects."""
 _OWN: Final = ("kind", "version", "checksum")
 
 
@@ -56,22 +58,26 @@ def unseal(data: bytes, document: type[_Document], *, kind: str, version: int, n
             f"{name}: its {len(data)} bytes are not those that were written: the checksum at its end is another.",
             hint="Restore the file from a copy.",
         )
+    header = _decoded(data, _Header, kind, name)
+    if header.kind != kind:
+        raise CorruptionError(
+            f"{name}: it is a {header.kind:.80}, and no {kind}.",
+            kind=ErrorKind.FORMAT,
+            hint="Was another file put in its place?",
+        )
+    if header.version > version:
+        raise ConfigurationError(
+            f"{name}: the {kind} is of version {header.version}, and this statelog reads up to {version}.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Use the version of statelog that wrote it, or a later one.",
+        )
+    return _decoded(data, document, kind, name)
+
+
+def _decoded(data: bytes, document: type[_Document], kind: str, name: str) -> _Document:
     try:
-        header = _header_decoder.decode(data)
-        if header.kind != kind:
-            raise CorruptionError(
-                f"{name}: it is a {header.kind}, and no {kind}.",
-                kind=ErrorKind.FORMAT,
-                hint="Was another file put in its place?",
-            )
-        if header.version > version:
-            raise ConfigurationError(
-                f"{name}: the {kind} is of version {header.version}, and this statelog reads up to {version}.",
-                kind=ErrorKind.UNSUPPORTED_FEATURE,
-                hint="Use the version of statelog that wrote it, or a later one.",
-            )
         return msgspec.json.decode(data, type=document)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise CorruptionError(
             f"{name}: it is no {kind}: {error}.", kind=ErrorKind.FORMAT, hint="Was another file put in its place?"
         ) from error
@@ -82,7 +88,6 @@ def _end_of(body: bytes) -> bytes:
 
 
 _END_BYTES: Final = len(_end_of(b""))
-_header_decoder: Final = msgspec.json.Decoder(_Header)
 
 
 def _is_whole(data: bytes) -> bool:

@@ -1,12 +1,20 @@
-"""Keys and values in messages. They can be hidden: then dots stand for them."""
+"""Keys and values in messages, and texts on terminals, in logs and on pages, without characters that control these.
+
+Keys and values can be hidden: then dots stand for them.
+"""
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from typing import Any, Final
 
 REDACTED: Final = "\N{BULLET}\N{BULLET}\N{BULLET}"
 _CHARACTERS: Final = 80
+
+# C0, DEL and C1; marks and overrides of the direction; separators of lines; halves of characters.
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_OFTEN: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 _redacts: ContextVar[bool] = ContextVar("redacts", default=False)
 
@@ -16,14 +24,37 @@ def redact_messages(*, redacts: bool) -> None:
     _redacts.set(redacts)
 
 
+def plain_text(text: str, kept: str = "") -> str:
+    """A text with escapes, such as ``\\x1b``, in place of its control characters, but for those that are `kept`."""
+    if text.isprintable():
+        return text
+    return _CONTROLS.sub(lambda found: found[0] if found[0] in kept else _escaped(found[0]), text)
+
+
+def plain_json(text: str) -> str:
+    """A JSON text with escapes of JSON in place of the control characters in its strings."""
+    return text if text.isprintable() else _CONTROLS.sub(_json_escaped, text)
+
+
+def _escaped(character: str) -> str:
+    if character in _OFTEN:
+        return _OFTEN[character]
+    return f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
+
+
+def _json_escaped(found: re.Match[str]) -> str:
+    # JSON has no raw controls of ASCII in strings; those that are here are between values.
+    return found[0] if ord(found[0]) < 0x20 else f"\\u{ord(found[0]):04x}"
+
+
 def shown_key(key: object) -> str:
     """A key."""
-    return REDACTED if _redacts.get() else repr(key)
+    return REDACTED if _redacts.get() else plain_text(repr(key))
 
 
 def shown_value(value: Any) -> str:
     """A value with its type, on one line and cut."""
     if _redacts.get():
         return f"{type(value).__name__} {REDACTED}"
-    text = " ".join(repr(value).split())
+    text = plain_text(" ".join(repr(value).split()))
     return f"{type(value).__name__} {text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 3] + '...'}"

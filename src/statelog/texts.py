@@ -18,7 +18,13 @@ def size_text(size_bytes: int) -> str:
 
 def time_text(time_ms: int) -> str:
     """A time for people, in UTC."""
+    time = utc_time(time_ms)
+    return f"{time_ms} ms" if time is None else time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def utc_time(time_ms: int) -> datetime | None:
+    """A time in milliseconds since the Unix epoch; None if it is of no year from 1 to 9999."""
     try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError):
-        return f"{time_ms} ms"
+        return datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None

@@ -133,7 +133,9 @@ def run(query: QueryRunner, batch: int) -> dict[str, list[str]]:
 def stored_output(query: QueryRunner, batch: int) -> list[str]:
     checkpoint, store = query.coordinator.durable_checkpoint(OUTPUT, batch), open_location(query.location)
     stored = [read_stored(store, segment, OUTPUT) for segment in checkpoint.segments]
-    return sorted(text for data in stored for one in stored_batches(data) for text in one.column(0).to_pylist())
+    return sorted(
+        text for data in stored for one in stored_batches(data, "output") for text in one.column(0).to_pylist()
+    )
 
 
 def start(query: QueryRunner, batch: int, parallelism: int, *, without: str = "") -> None:

@@ -47,7 +47,7 @@ def make_checkpoint(
 
 def one_section(segments: list[SegmentRef]) -> QueryCheckpoint:
     """Make the first checkpoint of a query with one operator, which has a subtask for each segment."""
-    section = Section("a-1", "a", len(segments), segments, b"k", [])
+    section = Section("a-1", "a", max(len(segments), 1), segments, b"k", [])
     return QueryCheckpoint(1, 0, 0, b"t", b"", "query", "a", b"t", 0, 0, [section])
 
 

@@ -149,8 +149,8 @@ class Story:
         store = LocalStore(self.query.location)
         for segment in checkpoint.segments:
             data = read_stored(store, segment, "output")
-            assert stored_columns(data) == "columns"
-            yield from [row for batch in stored_batches(data) for row in batch.column(0).to_pylist()]
+            assert stored_columns(data, "output") == "columns"
+            yield from [row for batch in stored_batches(data, "output") for row in batch.column(0).to_pylist()]
 
     def _deliver(self, rows: list[str]) -> None:
         """The sink gets the rows: the same as before, and those that the state leads to and comes from."""

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, ErrorKind, Options, StorageError
+from statelog.checkpoint.pins import pin_name
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.log.entry import Checkpoint, Claim, Entry, Parent, QueryCheckpoint, Section
 from statelog.log.open import open_location, open_log
@@ -25,7 +26,7 @@ from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.short_log import IDENTITY, ShortLog, base, base_range, changes, identity_of
 
-PARENT = Parent("/parent", 5, "pins/5.json")
+PARENT = Parent("/parent", 5, pin_name(5, b"pin"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, StorageError
-from statelog.checkpoint.pins import MARGIN_S
+from statelog.checkpoint.pins import MARGIN_S, pin_name
 from statelog.log.entry import Parent
 from statelog.storage import LocalStore, Store
 from statelog.testing.clock import ManualClock
@@ -228,7 +228,7 @@ def test_pins_that_a_branch_relies_on_stay_and_those_of_nobody_else_go(orphan: S
     orphan.pin(b"by hand", lasts_s=None)
     branch.log_file(2, branch.entry(1, 5, 1, parent=Parent("/parent", 5, kept)))
     assert deleted(orphan, age_s=60, release=True) == [former]
-    branch.log_file(3, branch.entry(1, 6, 1, parent=Parent("/parent", 5, "pins/another.json")))
+    branch.log_file(3, branch.entry(1, 6, 1, parent=Parent("/parent", 5, pin_name(5, b"another"))))
     assert deleted(orphan, age_s=60, release=True) == ["op/changes/1/0/a", kept]
 
 

@@ -435,8 +435,8 @@ def test_a_batch_reads_the_table_of_its_kind(tmp_path: Path, monkeypatch: pytest
 
 
 def test_no_rows_of_an_initial_state_are_none() -> None:
-    assert read_initial(initial_of(0)) is None
-    found = read_initial(initial_of(3))
+    assert read_initial(initial_of(0), "initial") is None
+    found = read_initial(initial_of(3), "initial")
     assert found is not None
     assert found.rows.num_rows == 3
     assert found.hashes.tolist() == [2**64 - 1, 0, 1]

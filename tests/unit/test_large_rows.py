@@ -392,7 +392,7 @@ def test_no_batch_of_an_initial_state_is_left_out() -> None:
         for start in range(0, 150, 40):
             writer.write_batch(stored.slice(start, 40))
 
-    initial = read_initial(sink.getvalue().to_pybytes())
+    initial = read_initial(sink.getvalue().to_pybytes(), "initial")
 
     assert initial is not None
     assert [len(batch) for batch in initial.rows.to_batches()] == [40, 40, 40, 30]

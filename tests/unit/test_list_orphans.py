@@ -107,7 +107,7 @@ class Stored:
     ) -> QueryCheckpoint:
         """The entry of a checkpoint that needs some objects."""
         segments = [SegmentRef(subtask, 1, b"sum", 0, 1, 1, 1, name) for subtask, name in enumerate(names)]
-        own = Section("op", "op", len(names), segments, b"", [], element_counts=[[]] * len(names))
+        own = Section("op", "op", max(len(names), 1), segments, b"", [], element_counts=[[]] * max(len(names), 1))
         token = f"{epoch} {batch}".encode()
         return QueryCheckpoint(
             *(epoch, batch, 0, token, b"", "query", run, token, 0, 0, [own]), log_start=log_start, parent=parent

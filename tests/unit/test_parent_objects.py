@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.pins import Pin, StandingPins, pin_name, write_pin
+from statelog.errors import CorruptionError
 from statelog.log.entry import Parent, QueryCheckpoint
 from statelog.log.references import SegmentRef
 from statelog.options import Options
@@ -18,7 +20,7 @@ from statelog.storage.links import is_link, link
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.short_log import ShortLog, base, base_range, changes
 
-PIN = "pins/1.json"
+PIN = pin_name(0, b"the branch")
 
 
 class Branch:
@@ -27,12 +29,18 @@ class Branch:
     def __init__(self, location: Path) -> None:
         self.location = location
         self.parent = Parent(str(location), 0, PIN)
-        LocalStore(location).put(PIN, b"pin")
         self.log = ShortLog()
         self.link = link(str(location), changes(0))
         self.run(0, segments=[SegmentRef(0, 1, b"", 0, 10, 1, 1, self.link)])
         self.run(1)
+        self.put_pin()
         self.inventory = self.opened()
+
+    def put_pin(self, branch: str = "/branch") -> None:
+        """Write a pin at the parent under the name that the entries have."""
+        pin = replace(Pin.of(self.log.query(), 0, owner="test"), branch=branch)
+        LocalStore(self.location).delete([PIN])
+        write_pin(LocalStore(self.location), PIN, pin)
 
     def run(self, batch: int, **values: Any) -> QueryCheckpoint:
         """Write an entry that names the parent."""
@@ -95,10 +103,40 @@ def test_the_pin_goes_once_an_entry_that_does_not_name_the_parent_is_durable(bra
     branch.look(is_link)
     assert not branch.is_pinned
     assert not branch.inventory.parent.is_due
-    LocalStore(branch.location).put(PIN, b"somebody else's")
+    branch.put_pin()
     branch.commit()
     branch.look(is_link)
     assert branch.is_pinned
+
+
+@pytest.mark.parametrize("others", ["", "/branch-2", "s3://bucket/branch"])
+def test_a_pin_of_somebody_else_stays(branch: Branch, others: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever can write the branch's log can name a pin there, but not one that serves others."""
+    branch.put_pin(others)
+    branch.look(is_link)
+    branch.commit()
+    branch.look(is_link)
+    assert branch.is_pinned
+    assert "is not its pin, and stays" in caplog.text
+    assert not branch.inventory.parent.is_due
+
+
+@pytest.mark.parametrize("content", [b"precious", b""])
+def test_an_object_that_is_no_pin_stays(branch: Branch, content: bytes) -> None:
+    LocalStore(branch.location).put(PIN, content)
+    branch.look(is_link)
+    branch.commit()
+    branch.look(is_link)
+    assert (branch.location / PIN).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "name", ["precious.txt", "pins/precious.txt", "pins/../precious.txt", "log/" + 20 * "0" + ".log"]
+)
+def test_an_entry_whose_pin_is_no_name_of_a_pin_is_refused(branch: Branch, name: str) -> None:
+    branch.log.run(2, entry={"parent": Parent(str(branch.location), 0, name)})
+    with pytest.raises(CorruptionError, match="is no name of a pin"):
+        branch.log.query()
 
 
 def test_an_entry_that_names_the_parent_keeps_its_pin(branch: Branch) -> None:
@@ -212,7 +250,6 @@ def test_the_newest_entry_tells_what_is_needed_although_the_line_went_back(branc
     """The files of the location need no object of the parent any more, and the pin there is gone."""
     target = branch.log.run(2, entry={"parent": branch.parent}, base_ranges=[base_range(1)])
     branch.log.run(3)
-    LocalStore(branch.location).put(PIN, b"somebody else's")
     branch.log.claim(follows=target.id)
     branch.inventory = branch.opened()
     assert branch.named is None

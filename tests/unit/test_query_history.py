@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import CorruptionError
+from statelog.checkpoint.pins import pin_name
 from statelog.checkpoint.query_history import Line, QueryHistory, read_history
 from statelog.errors import ErrorKind
 from statelog.log.entry import INITIAL_BATCH, Claim, Cut, EntryPlace, Parent, QueryCheckpoint, Section
@@ -181,7 +182,7 @@ class Story:
         """Operators with keys materialize their state now and then; those without have all of it in each entry."""
         own, before = hash_range(0, 1), self.query.at(batch - 1)
         begins = before is None or all(section.identity != identity for section in before.sections)
-        section = Section(identity, uid, 1, [SegmentRef(0, 1, b"", 0, 1, 1, 1, f"{identity}/{batch}")], b"", [])
+        section = Section(identity, uid, 1, [SegmentRef(0, 1, b"", 0, 1, 1, 1, f"{identity}/changes/{batch}")], b"", [])
         if sum(identity.encode()) % 2:
             return replace(section, begins=begins)
         level = Level(0, batch - 1, b"", b"%d" % batch, own.first, own.last, [])
@@ -503,7 +504,7 @@ def test_the_last_name_of_an_operator_is_that_of_all_its_checkpoints() -> None:
 
 
 def test_the_newest_entry_names_the_parent_on_whichever_line_it_is() -> None:
-    log, parent = ShortLog(1), Parent("/parent", 0, "pins/x.json")
+    log, parent = ShortLog(1), Parent("/parent", 0, pin_name(0, b"x"))
     assert log.query().parent is None
     named = log.run(1, entry={"parent": parent})
     assert (log.query().parent, log.query().copy().parent) == (parent, parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from statelog.checkpoint.batch import Batch, OperatorBatch
 from statelog.checkpoint.protocol import Ack, Begin, TaskId
@@ -23,6 +22,7 @@ from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
 from statelog.runs.evolution import require_evolution
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
+from statelog.texts import utc_time
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ def _of_a_copy(before: QueryCheckpoint, time_before_ms: int, name: str) -> Confi
 
 
 def _moment(time_ms: int) -> str:
-    return f"{datetime.fromtimestamp(time_ms / 1000, tz=UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"
+    time = utc_time(time_ms)
+    return f"{time_ms} ms" if time is None else f"{time:%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"
 
 
 def _missing(query: QueryHistory, batch: int, name: str) -> StateMissingError:

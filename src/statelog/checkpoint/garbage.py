@@ -15,7 +15,7 @@ from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import Record
-from statelog.checkpoint.pins import StandingPins
+from statelog.checkpoint.pins import StandingPins, read_pin
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.checkpoint.retained_points import RetainedPoints
 from statelog.clock import Clock
@@ -27,6 +27,7 @@ from statelog.log_fields import get_logger
 from statelog.options import Options
 from statelog.storage import Store
 from statelog.storage.links import is_link
+from statelog.storage.open import is_same_place
 
 _log = get_logger(__name__)
 
@@ -274,10 +275,16 @@ class _ParentObjects:
 
     def _release(self, parent: Parent) -> None:
         try:
-            open_location(parent.location).delete([parent.pin])
+            store = open_location(parent.location)
+            pin = read_pin(store, parent.pin)
+            is_own = pin is not None and bool(pin.branch) and is_same_place(pin.branch, self._name)
+            if is_own:
+                store.delete([parent.pin])
         except Exception as error:
             _log.warning("%s: the pin at its parent could not be removed yet: %s", self._name, error)
             return
+        if pin is not None and not is_own:
+            _log.warning("%s: %s in its parent %s is not its pin, and stays", self._name, parent.pin, parent.location)
         _log.info("%s: it needs no object of its parent %s any more", self._name, parent.location)
         self._left = None
 

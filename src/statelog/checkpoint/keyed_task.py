@@ -15,6 +15,7 @@ from statelog.checkpoint.attempt import Attempt, require_reply
 from statelog.checkpoint.changeset import Changeset, ChangesetWriter
 from statelog.checkpoint.progress import Restoring
 from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome, TaskTimes
+from statelog.errors import CorruptionError, ErrorKind
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
@@ -25,6 +26,7 @@ from statelog.metrics import Metric, Step
 from statelog.operators.keyed.hot_keys import hot_key_groups
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.operators.keyed.subtask import KeyedSubtask
+from statelog.runs.arrow_messages import MalformedMessage, stream_batches
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage, choose_merge
 from statelog.runs.reader import Run
@@ -348,15 +350,24 @@ def as_stored(operator: KeyedOperator, generations: Mapping[str, int], expires_b
 
 
 def _initial(start: _Start) -> KeyedRows | None:
-    return read_initial(start.open_store().read(start.begun.permit.initial)) if start.begun.permit.initial else None
+    name = start.begun.permit.initial
+    return read_initial(start.open_store().read(name), name) if name else None
 
 
-def read_initial(data: bytes) -> KeyedRows | None:
-    """The rows of an initial state, in the batches that they were stored in; None if there are none."""
-    with pa.ipc.open_stream(data) as reader:
-        rows = reader.read_all()
-    if not rows.num_rows:
+def read_initial(data: bytes, name: str) -> KeyedRows | None:
+    """The rows of an initial state in object `name`, in the batches that they were stored in; None without any.
+
+    Raises CorruptionError if they are no rows.
+    """
+    try:
+        batches = [batch for batch in stream_batches(data) if batch.num_rows]
+    except MalformedMessage as error:
+        raise CorruptionError(
+            f"{name}: the initial state is malformed: {error}.", kind=ErrorKind.FORMAT, hint="Start the query again."
+        ) from None
+    if not batches:
         return None
+    rows = pa.Table.from_batches(batches)
     *columns, hash_column = range(rows.num_columns)
     return KeyedRows(rows.select(columns), rows.column(hash_column).to_numpy().view(np.uint64))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +12,9 @@ import pyarrow as pa
 from statelog.checkpoint.attempt import Attempt, require_reply
 from statelog.checkpoint.changeset import PartsWriter
 from statelog.checkpoint.protocol import Ack, Acked, TaskTimes
+from statelog.errors import CorruptionError, ErrorKind
 from statelog.metrics import Step
+from statelog.runs.arrow_messages import MalformedMessage, read_stream, stream_batches
 from statelog.stopwatch import Part
 
 _COLUMNS: Final = b"statelog columns"
@@ -65,17 +68,33 @@ class StoredRows:
         return sink.getvalue().to_pybytes(), rows
 
 
-def stored_columns(data: bytes) -> str:
-    """The description of the user's columns that a stored part has."""
-    with pa.ipc.open_stream(data) as reader:
-        return str(reader.schema.metadata[_COLUMNS].decode())
+def stored_columns(data: bytes, name: str) -> str:
+    """The description of the user's columns that a stored part of object `name` has; CorruptionError without one."""
+    with _reading(name), read_stream(data) as reader:
+        metadata = reader.schema.metadata or {}
+        if _COLUMNS not in metadata:
+            raise MalformedMessage("it does not describe its columns")
+        return str(metadata[_COLUMNS], "utf-8", "replace")
 
 
-def stored_batches(data: bytes) -> Iterator[pa.RecordBatch]:
-    """The rows of a stored part."""
-    with pa.ipc.open_stream(data) as reader:
-        for batch in reader:
+def stored_batches(data: bytes, name: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a stored part of object `name`; CorruptionError if they are none."""
+    with _reading(name):
+        for batch in stream_batches(data):
             yield batch.replace_schema_metadata(None)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Report bytes that are no rows as damage."""
+    try:
+        yield
+    except MalformedMessage as error:
+        raise CorruptionError(
+            f"{name}: a batch's output is malformed: {error}.",
+            kind=ErrorKind.FORMAT,
+            hint="Restore the file from a copy; the batch's output cannot be handed out again without it.",
+        ) from None
 
 
 @dataclass(frozen=True)

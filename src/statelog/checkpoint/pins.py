@@ -18,12 +18,14 @@ from msgspec.structs import replace
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import Clock
-from statelog.errors import CorruptionError, StorageError
+from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, EntryPlace, FrameReader, QueryCheckpoint
+from statelog.log.names import require_identities, require_objects
 from statelog.log.numbered import base_name
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER
-from statelog.log.references import BaseRange, SegmentRef, StoredRun
+from statelog.log.references import BaseRange, SegmentRef, StoredRun, names_of_runs
 from statelog.log_fields import get_logger
+from statelog.runs.stored_numbers import Natural
 from statelog.sealed import seal, unseal
 from statelog.storage import ObjectInfo, Store
 from statelog.storage.store import if_present
@@ -66,7 +68,7 @@ class Pin(msgspec.Struct, frozen=True):
     """A checkpoint that is kept for some operators of its query, and all that these need."""
 
     query_id: str
-    batch: int
+    batch: Natural
     token: bytes
     """Of the checkpoint's entry."""
     batch_time_ms: int
@@ -355,7 +357,20 @@ def write_pin(store: Store, name: str, pin: Pin) -> None:
 def read_pin(store: Store, name: str) -> Pin | None:
     """Read a pin; None if it is gone. Raises the errors of :func:`unseal`, or StorageError."""
     data = if_present(lambda: store.read(name))
-    return None if data is None else unseal(data, Pin, kind=_KIND, version=_VERSION, name=name)
+    if data is None:
+        return None
+    pin = unseal(data, Pin, kind=_KIND, version=_VERSION, name=name)
+    require_identities([one.identity for one in pin.operators], name)
+    bases = [part.base for one in pin.operators for part in one.base_ranges]
+    require_objects({*pin.objects, *names_of_runs(bases)}, name)
+    is_consumers = pin.max_bytes is not None
+    if not pin.entries or (is_consumers and (pin.since is None or len(pin.operators) != 1)):
+        raise CorruptionError(
+            f"{name}: the pin does not say what it keeps.",
+            kind=ErrorKind.FORMAT,
+            hint="Only another program can have written it. See who may write there.",
+        )
+    return pin
 
 
 def has_expired(pin: Pin, info: ObjectInfo, now_s: float, margin_s: float = MARGIN_S) -> bool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from statelog.cli.progress import shown_progress
 from statelog.cli.shown import show_table
+from statelog.shown import plain_json
 
 
 def show_rows(rows: pa.RecordBatchReader, *, limit: int = 0, as_json: bool) -> None:
@@ -24,7 +25,8 @@ def show_rows(rows: pa.RecordBatchReader, *, limit: int = 0, as_json: bool) -> N
         with nullcontext() if sys.stdout.isatty() else shown_progress():
             for batch in batches:
                 for row in batch.to_pylist():
-                    sys.stdout.buffer.write(msgspec.json.encode(row, enc_hook=str) + b"\n")
+                    line = plain_json(msgspec.json.encode(row, enc_hook=str).decode())
+                    sys.stdout.buffer.write(line.encode() + b"\n")
         sys.stdout.buffer.flush()
         return
     cells: list[list[str]] = []

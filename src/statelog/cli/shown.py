@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from statelog.shown import plain_json, plain_text
 from statelog.texts import size_text, time_text
 
 _WIDTH: Final = 10_000
@@ -43,7 +44,7 @@ def show_result(result: Any, *, as_json: bool) -> None:
 
 def write_json(value: Any) -> None:
     """Write a value as indented JSON."""
-    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
+    print(plain_json(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode()))
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -51,9 +52,9 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not rows:
         print("none")
         return
-    table = Table(*headings, box=box.SIMPLE, show_header=any(headings), pad_edge=False)
+    table = Table(*map(plain_text, headings), box=box.SIMPLE, show_header=any(headings), pad_edge=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(plain_text, row))
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False, emoji=False)
     console.print(table)
 

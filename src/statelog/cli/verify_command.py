@@ -11,6 +11,7 @@ from statelog.cli.arguments import JSON, LOCATION, UID
 from statelog.cli.progress import shown_progress
 from statelog.cli.shown import show_results, write_json
 from statelog.reading import verify as checks
+from statelog.shown import plain_text
 from statelog.texts import size_text
 
 DAMAGED = 3
@@ -39,6 +40,7 @@ def verify(location: str, uid: str | None, as_json: bool) -> None:
         if done.damages:
             show_results(done.damages, DAMAGE_COLUMNS, as_json=False)
         whole = ", ".join(f"{one}: {'none' if batch is None else batch}" for one, batch in done.whole.items()) or "none"
+        whole = plain_text(whole)
         print(
             f"{done.checkpoints} checkpoints, {done.stored_parts:,} stored parts, {size_text(done.stored_bytes)};"
             f" newest without damage: {whole}"

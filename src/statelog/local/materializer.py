@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from statelog.errors import StatelogError
+from statelog.errors import CorruptionError, ErrorKind, StatelogError
 from statelog.files import removed_on_failure, write_file
 from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns
 from statelog.log.references import Level, StoredRun
@@ -30,6 +30,7 @@ from statelog.runs.merge import Garbage, MergePosition, RunMerge, merge_runs
 from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWriter
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
+from statelog.storage.names import is_plain
 
 _log = get_logger(__name__)
 
@@ -110,6 +111,13 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     """The first key hash that is not stored yet; None if none is."""
     is_done: bool = False
     failure: str = ""
+
+    def require_sound(self, name: str) -> None:
+        """Raise CorruptionError unless the job reads and makes local runs alone; `name` is its file."""
+        names = {*self.merging.inputs, self.target} - {""}
+        is_over = self.is_done and bool(self.grant)
+        if any(LocalRun.parse(one) is None for one in names) or (is_over and not self.levels):
+            raise CorruptionError(f"{name}: it is no job of these local runs.", kind=ErrorKind.FORMAT)
 
 
 @dataclass(kw_only=True)
@@ -201,7 +209,7 @@ class Materializer:
             if job is not None and not is_void and (job.is_done or job.failure):
                 return  # its outcome goes with the next ack
             try:
-                if job is None or is_void or not self._fits(job, chain):
+                if job is None or is_void or not self._fits(job, request, chain):
                     job = self._begin(request, chain, merges)
                 while job is not None and not job.is_done and self.monotonic_s() < end_s:
                     job = self._step(job, request, end_s)
@@ -274,10 +282,12 @@ class Materializer:
         self._folder.mkdir(exist_ok=True, mode=0o700)
         return self._save(_Job(run_id=self.run_id, garbage=self.garbage, grant=grant.job, levels=levels, is_done=True))
 
-    def _fits(self, job: _Job, chain: Sequence[LocalRun]) -> bool:
-        """Whether all local runs that a job reads are in the chain."""
+    def _fits(self, job: _Job, request: MaintenanceRequest, chain: Sequence[LocalRun]) -> bool:
+        """Whether all local runs that a job reads are in the chain, and its objects where the grant lets it write."""
         names = {local_run.file_name for local_run in chain}
-        return (set(job.merging.inputs) or {job.target}) <= names
+        folder = "" if request.grant is None else f"{request.grant.folder}/"
+        is_inside = not job.grant or (job.prefix.startswith(folder) and is_plain(job.prefix))
+        return is_inside and (set(job.merging.inputs) or {job.target}) <= names
 
     def _step(self, job: _Job, request: MaintenanceRequest, end_s: float, *, keeps_inputs: bool = False) -> _Job:
         if job.merging.inputs:
@@ -370,6 +380,7 @@ class Materializer:
         try:
             data = (self._folder / _STATE).read_bytes()
             job = unseal(data, _Job, kind=_KIND, version=_VERSION, name=str(self._folder / _STATE))
+            job.require_sound(str(self._folder / _STATE))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except StatelogError as error:

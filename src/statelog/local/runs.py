@@ -281,7 +281,7 @@ class LocalRuns:
         for name in os.listdir(self.directory) if self.directory.exists() else ():
             local_run = LocalRun.parse(name)
             is_shortcut = local_run is not None and local_run.before in digests and local_run.after in digests
-            last = _writing_batch(name) if local_run is None else local_run.last
+            last = writing_batch(name) if local_run is None else local_run.last
             if name in kept or name in _KEPT_NAMES or last > certain or is_shortcut:
                 continue
             if name.endswith(f".{JOB_FOLDER}") or name == ROCKSDB_FOLDER:
@@ -320,7 +320,7 @@ def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
         return Run(mapped.read_buffer(), str(path), on_damage=on_damage)
 
 
-def _writing_batch(file_name: str) -> int:
+def writing_batch(file_name: str) -> int:
     """The batch that writes a temporary file; -1 for another file."""
     prefix = file_name.partition("-")[0]
     return int(prefix) if prefix.isdecimal() else -1

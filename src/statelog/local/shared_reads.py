@@ -12,6 +12,7 @@ import xxhash
 
 from statelog.files import removed_on_failure, write_file
 from statelog.local.restore_plan import Extent, RestorePlan
+from statelog.local.runs import writing_batch
 from statelog.storage import Store
 from statelog.storage.wrapper import StoreWrapper
 
@@ -96,7 +97,7 @@ def remove_shared(folder: Path, certain: int) -> None:
     except FileNotFoundError:
         return
     for name in names:
-        if int(name.partition("-")[0]) <= certain:
+        if writing_batch(name) <= certain:
             (folder / name).unlink(missing_ok=True)
 
 

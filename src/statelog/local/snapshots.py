@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from statelog.files import removed_on_failure, write_file
+from statelog.local.runs import writing_batch
 from statelog.runs import digests
 
 
@@ -36,7 +37,7 @@ class LocalSnapshots:
         """Remove all files but the snapshots of some checksums, and files still being written for `batch` or later."""
         names = {self._path(checksum).name for checksum in kept}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
-            if name not in names and not (name.endswith(".tmp") and int(name.partition("-")[0]) >= batch):
+            if name not in names and not (name.endswith(".tmp") and writing_batch(name) >= batch):
                 (self.directory / name).unlink(missing_ok=True)
 
     def _path(self, checksum: bytes) -> Path:

@@ -35,9 +35,13 @@ class RunMemory:
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def of(self, length: int) -> memoryview:
-        """`length` bytes; those of the call before are void."""
+    def of(self, length: int, require_there: Callable[[], None] = lambda: None) -> memoryview:
+        """`length` bytes; those of the call before are void.
+
+        `require_there` is called before more memory is taken, and raises unless there is so much to read.
+        """
         if len(self._memory) < length:
+            require_there()
             self._memory = np.empty(length, np.uint8)
         return self._memory[:length].data
 
@@ -108,7 +112,14 @@ def read_run(
     if stored.length <= SHARED_BYTES:
         run = Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset, is_stored=True)
         return run.of_states(states)
-    held = (memory or RunMemory()).of(stored.length)
+
+    def require_there() -> None:
+        with _named(stored, what):
+            size_bytes = store.size_bytes(stored.name)
+        if size_bytes < stored.offset + stored.length:
+            raise _damaged(stored, what)
+
+    held = (memory or RunMemory()).of(stored.length, require_there)
 
     def fill(start: int, end: int) -> None:
         with _named(stored, what):

@@ -14,8 +14,11 @@ import xxhash
 from msgspec.structs import asdict, replace
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
-from statelog.log.references import Base, BaseRange, SegmentRef
+from statelog.log.names import is_pin, require_identities, require_objects
+from statelog.log.references import Base, BaseRange, SegmentRef, names_of_runs
 from statelog.runs.schema import StateSchema
+from statelog.runs.stored_numbers import Natural, Parallelism
+from statelog.sealed import MALFORMED
 from statelog.storage.store import Store
 
 FRAME_MAGIC: Final = b"SLE1"
@@ -35,9 +38,9 @@ Settings = Mapping[str, int | str]
 class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Where an entry is in the log; of two entries the later one has the greater place."""
 
-    number: int
+    number: Natural
     """Of the log file."""
-    offset: int
+    offset: Natural
     """Bytes from the start of the file."""
 
 
@@ -53,7 +56,7 @@ class Parent(msgspec.Struct, frozen=True):
 
     location: str
     """Of the parent's state; absolute."""
-    batch: int
+    batch: Natural
     """The checkpoint that the branch began with."""
     pin: str
     """The object name of the branch's pin there."""
@@ -65,7 +68,7 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     A tool's claim carries its news: operators that get another name or end, and the checkpoint to go back to.
     """
 
-    epoch: int
+    epoch: Natural
     query_id: str
     run_id: str
     token: bytes
@@ -90,8 +93,8 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
     """End offsets of older files, by base name: bytes behind them do not count."""
 
-    epoch: int
-    ends: dict[str, int]
+    epoch: Natural
+    ends: dict[str, Natural]
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -101,7 +104,7 @@ class Section(msgspec.Struct, frozen=True):
     """Made when the operator's state begins, and never used again."""
     uid: str
     """The operator's name in the program that wrote the entry."""
-    parallelism: int
+    parallelism: Parallelism
     segments: list[SegmentRef]
     """In order of their subtasks. Of several segments of a subtask the later ones win."""
     key_schema: bytes
@@ -112,9 +115,9 @@ class Section(msgspec.Struct, frozen=True):
     """The operator's own watermark, milliseconds since the Unix epoch; None if it is Spark's."""
     max_event_ms: list[int | None] = []
     """The largest event time so far of each input, if the operator has a watermark of its own."""
-    element_counts: list[list[int]] = []
+    element_counts: list[list[Natural]] = []
     """Number of elements by subtask and state, of shape (parallelism, states); empty if the operator is keyed."""
-    generations: dict[str, int] = {}
+    generations: dict[str, Natural] = {}
     """How often each state that was ever deleted has been. Rows of earlier generations do not count."""
     bases: list[Base] = []
     """Materialized states that count from this checkpoint on."""
@@ -143,10 +146,10 @@ class Section(msgspec.Struct, frozen=True):
 class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     """The state of a query after one micro-batch, with a section for each operator."""
 
-    epoch: int
-    batch: int
+    epoch: Natural
+    batch: Natural
     """Spark's batch id."""
-    revision: int
+    revision: Natural
     """How many times an attempt with another result has replaced the batch's checkpoint."""
     id: bytes
     """Of the checkpoint, 16 bytes; its revisions share it."""
@@ -162,7 +165,7 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     """Spark's watermark in the batch, milliseconds since the Unix epoch."""
     sections: list[Section]
     """In order of the operators' uids."""
-    log_start: int = 0
+    log_start: Natural = 0
     """The first log file with an entry that is still needed; 0 if all are."""
     retained_from: int = INITIAL_BATCH
     """The oldest batch whose checkpoint can be restored once this entry is durable. Objects that only older ones need
@@ -355,18 +358,47 @@ def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, n
         raise damaged_log(name, f"the index of the log entry at offset {offset} is damaged")
     try:
         entry: Entry = _decoder.decode(index)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(
-            f"{name}: the log entry at offset {offset} is of an unknown form: {error}.",
-            kind=ErrorKind.FORMAT,
-            hint="Was it written by a newer version of statelog?",
-        ) from error
+    except MALFORMED as error:
+        raise _unknown_form(name, offset, str(error)) from error
     match entry:
         case Claim():
             return replace(entry, number=number)
         case Fence():
             return entry
+    _require_sound(entry, name, offset)
     return entry.placed(header, name=name, offset=offset, number=number)
+
+
+def _require_sound(entry: QueryCheckpoint, name: str, offset: int) -> None:
+    """Raise CorruptionError if a name in an entry leads elsewhere, or the parts of a section do not fit together."""
+    where = f"{name}, log entry at offset {offset}"
+    require_identities({section.identity for section in entry.sections}, where)
+    names: set[str] = set()
+    for section in entry.sections:
+        names.update([segment.name for segment in section.segments])
+        names.update(names_of_runs(section.bases))
+        names.update(names_of_runs(part.base for part in section.base_ranges or ()))
+        counts = section.element_counts
+        if (
+            max(map(_subtask, section.segments), default=0) >= section.parallelism
+            or any(base.subtask >= base.parallelism for base in section.bases)
+            or any(part.base.subtask >= part.base.parallelism for part in section.base_ranges or ())
+            or (counts and {len(one) for one in counts} != {len(section.states)})
+            or (counts and len(counts) != section.parallelism)
+        ):
+            raise _unknown_form(name, offset, f"operator '{section.uid}' has parts of other subtasks than its own")
+    names.discard("")  # inside the entry
+    require_objects(names, where)
+    if entry.parent is not None and not is_pin(entry.parent.pin):
+        raise _unknown_form(name, offset, f"{entry.parent.pin!r:.200} is no name of a pin")
+
+
+def _unknown_form(name: str, offset: int, reason: str) -> CorruptionError:
+    return CorruptionError(
+        f"{name}: the log entry at offset {offset} is of an unknown form: {reason}.",
+        kind=ErrorKind.FORMAT,
+        hint="Was it written by a newer version of statelog?",
+    )
 
 
 def damaged_log(name: str, damage: str) -> CorruptionError:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
 import msgspec
 
 from statelog.runs.key_groups import HashRange, hash_range
+from statelog.runs.stored_numbers import KeyHash, Natural, Parallelism
 
 
 class StoredRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -12,15 +16,15 @@ class StoredRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     name: str
     """The object that holds the run; empty while the run is inside the log entry that names it."""
-    offset: int
+    offset: Natural
     """Bytes from the start of the object or, while `name` is empty, of the entry's payload."""
-    length: int
+    length: Natural
     checksum: bytes
     """xxh3-128 of the run's bytes."""
-    rows: int
-    first_hash: int
+    rows: Natural
+    first_hash: KeyHash
     """The run may hold key hashes from this one to `last_hash`, both included."""
-    last_hash: int
+    last_hash: KeyHash
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True):
@@ -34,9 +38,9 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
     """Chain digest of the subtask before batch `first`."""
     after: bytes
     """Chain digest of the subtask after batch `last`."""
-    first_hash: int
+    first_hash: KeyHash
     """Only keys with hashes from this one to `last_hash`, both included, count; the runs may hold more."""
-    last_hash: int
+    last_hash: KeyHash
     runs: list[StoredRun]
     """The runs that hold rows of the same state are disjoint, and in order of their hashes."""
 
@@ -63,9 +67,9 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
 class Base(msgspec.Struct, frozen=True, array_like=True):
     """The materialized state of a subtask."""
 
-    subtask: int
-    parallelism: int
-    levels: list[Level]
+    subtask: Natural
+    parallelism: Parallelism
+    levels: Annotated[list[Level], msgspec.Meta(min_length=1)]
     """At least one, oldest first. The first one begins at the empty state, each later one where the one before ends."""
 
     @property
@@ -89,12 +93,17 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
         return hash_range(self.subtask, self.parallelism)
 
 
+def names_of_runs(bases: Iterable[Base]) -> Iterator[str]:
+    """The names of the objects of materialized states; empty for a run inside an entry."""
+    return (run.name for base in bases for level in base.levels for run in level.runs)
+
+
 class BaseRange(msgspec.Struct, frozen=True, array_like=True):
     """A range of key hashes, and the base that counts for it."""
 
-    first_hash: int
+    first_hash: KeyHash
     """The range, both ends included, lies within the hashes of the base's subtask."""
-    last_hash: int
+    last_hash: KeyHash
     base: Base
 
     @property
@@ -110,20 +119,20 @@ class SegmentRef(msgspec.Struct, frozen=True, gc=False):
     could refer back.
     """
 
-    subtask: int
+    subtask: Natural
     """Of the checkpoint's parallelism."""
     attempt: int
     """Spark's id of the task attempt that wrote the changeset."""
     checksum: bytes
     """xxh3-128 of the segment's bytes."""
-    offset: int
+    offset: Natural
     """Bytes from the start of the object `name`; in a stored entry, while `name` is empty, from the start of its
     payload. Readers see absolute offsets only.
     """
-    length: int
-    rows: int
+    length: Natural
+    rows: Natural
     """Number of changes, or of a snapshot's elements."""
-    input_rows: int
+    input_rows: Natural
     """Number of input rows that the subtask read in this batch."""
     name: str = ""
     """The object that holds the segment; empty while the segment is inside the entry itself."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
+
+from statelog.texts import utc_time
 
 WIDTH: Final = 380
 HEIGHT: Final = 168
@@ -278,7 +279,9 @@ def _time_ticks(first: int, last: int, at: Callable[[int], float], width: int) -
 
 def _time_text(time_ms: int, span_ms: int) -> str:
     """A time, as exactly as the span asks for."""
-    time = datetime.fromtimestamp(time_ms / 1000, UTC)
+    time = utc_time(time_ms)
+    if time is None:
+        return f"{time_ms} ms"
     if span_ms >= 3 * 86_400_000:
         return time.strftime("%d %b %H:%M")
     return time.strftime("%H:%M:%S") if span_ms >= 10_000 else time.strftime("%H:%M:%S.") + f"{time_ms % 1000:03}"

@@ -11,6 +11,7 @@ from statelog.pages.extra import require_extra
 from statelog.pages.live import watch
 from statelog.pages.model import PageModel, read_page
 from statelog.pages.savepoint_list import SavepointFolders
+from statelog.shown import plain_text
 from statelog.texts import size_text, time_text
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Summary:
         lines += [f"{place}: {problem}" for place, problem in self._page.unread]
         if len(lines) == 1:
             lines.append("no checkpoint yet")
-        return "\n".join(lines)
+        return "\n".join(map(plain_text, lines))
 
 
 def show(

@@ -28,7 +28,7 @@ from statelog.pages.operator_charts import (
 )
 from statelog.pages.operator_model import CheckpointRow, OperatorModel
 from statelog.reading.pinning import PinInfo
-from statelog.shown import REDACTED
+from statelog.shown import REDACTED, plain_text
 from statelog.texts import size_text, time_text
 
 _GROUP: Final = 50
@@ -138,6 +138,11 @@ def _skew(one: OperatorModel) -> str:
     return f"the largest {ratio_text(max(sizes) / middle)} the median" if middle else ""
 
 
+def _plain(value: Any) -> Any:
+    """A value about to be filled in; a text without control characters but ends of lines."""
+    return plain_text(value, "\n\t") if type(value) is str else value
+
+
 @cache
 def _style() -> str:
     environment = _environment()
@@ -150,6 +155,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("statelog.pages"),
         autoescape=True,
+        finalize=_plain,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

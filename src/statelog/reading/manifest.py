@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Final
@@ -9,14 +10,20 @@ from typing import BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
-from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StatelogError, StorageError
 from statelog.runs import digests
 from statelog.runs.schema import StateSchema
+from statelog.runs.stored_numbers import Natural, Parallelism
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
+from statelog.storage.names import is_plain
 from statelog.storage.store import if_present
 
 MANIFEST: Final = "manifest.json"
+SAVED_OPERATORS: Final = "operators"
+SAVED_SOURCES: Final = "spark/sources"
+"""The folders of a savepoint's files."""
+_BATCH: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 _KIND: Final = "statelog savepoint"
 _VERSION: Final = 1
 _HINT: Final = "Take the savepoint again, or restore the file from a copy."
@@ -28,13 +35,13 @@ class SavedFile(msgspec.Struct, frozen=True):
 
     name: str
     """Relative to the savepoint."""
-    length: int
+    length: Natural
     """Size in bytes."""
     checksum: bytes
     """xxh3-128 of the file."""
-    rows: int = 0
+    rows: Natural = 0
     """0 if the file is no table."""
-    part: int = 0
+    part: Natural = 0
     """The range of key hashes that the file holds."""
 
 
@@ -59,7 +66,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
     uid: str
     folder: str
     """Name of its folder in the savepoint."""
-    parts: int
+    parts: Parallelism
     """Number of ranges that the key hashes are cut into; of an unkeyed operator the number of subtasks."""
     key_schema: bytes
     """Arrow IPC schema message of the key columns; empty for an unkeyed operator."""
@@ -76,7 +83,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """The table of contents of a savepoint."""
 
-    batch: int
+    batch: Natural
     """Spark's batch id: the savepoint has the state after this batch."""
     query_id: str
     taken_ms: int
@@ -104,7 +111,23 @@ class Manifest(msgspec.Struct, frozen=True):
                 hint="Pass the directory that statelog.savepoint() wrote. The manifest is written last, so a savepoint"
                 " that was interrupted has none: take it again into another directory.",
             )
-        return unseal(data, Manifest, kind=_KIND, version=_VERSION, name=f"{location}/{MANIFEST}")
+        manifest = unseal(data, Manifest, kind=_KIND, version=_VERSION, name=f"{location}/{MANIFEST}")
+        manifest.require_inside(location)
+        return manifest
+
+    def require_inside(self, location: str) -> None:
+        """Raise CorruptionError if a name leads out of the savepoint at a location, or out of a new checkpoint."""
+        tables = [file.name for one in self.operators for state in one.states for file in state.files]
+        names = [(name, SAVED_OPERATORS) for name in tables] + [(file.name, SAVED_SOURCES) for file in self.sources]
+        wrong = [name for name, folder in names if not (is_plain(name) and name.startswith(f"{folder}/"))]
+        wrong += [batch for batch in (*self.offsets, *self.commits) if not _BATCH.fullmatch(batch)]
+        wrong += [one.folder for one in self.operators if not is_plain(one.folder) or "/" in one.folder]
+        if wrong:
+            raise CorruptionError(
+                f"{location}/{MANIFEST}: {wrong[0]!r:.200} is no name of a file in a savepoint.",
+                kind=ErrorKind.FORMAT,
+                hint="Only another program can have written it; do not restore it. See who may write there.",
+            )
 
     def write(self, store: Store) -> None:
         """Write the manifest; from then on the savepoint exists."""
@@ -147,7 +170,9 @@ def reading_parquet(file: SavedFile, location: str) -> Iterator[None]:
     """Report a file of a savepoint that is no Parquet file as damage."""
     try:
         yield
-    except pa.ArrowException as error:
+    except StatelogError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise CorruptionError(
             f"{location}/{file.name}: it cannot be read as Parquet: {error}.", kind=ErrorKind.FORMAT, hint=_HINT
         ) from error

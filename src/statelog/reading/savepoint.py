@@ -39,6 +39,7 @@ from statelog.reading.source import (
     utc_text,
 )
 from statelog.reading.tables import HASH
+from statelog.runs.arrow_messages import require_valid
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, decode_schema
@@ -207,6 +208,7 @@ def _row_groups(table: pq.ParquetFile, read: pa.Schema, wanted: _WantedKeys | No
             continue
         # A batch of several row groups might have more bytes than the writer's bound.
         for rows in table.iter_batches(_BATCH_ROWS, row_groups=[group], columns=read.names):
+            require_valid(rows)
             typed = rows.select(read.names).cast(read)
             yield typed if wanted is None else wanted.of_rows(typed)
 

@@ -20,6 +20,7 @@ from statelog.reading.manifest import MANIFEST
 from statelog.runs.schema import StateSchema
 from statelog.storage import Store
 from statelog.storage.store import if_present
+from statelog.texts import utc_time
 
 SPARK_METADATA: Final = "metadata"
 """The file that Spark writes into a checkpointLocation when a query starts."""
@@ -438,7 +439,8 @@ def time_limit_ms(time: datetime) -> float:
 
 def utc_text(time_ms: int) -> str:
     """A time in UTC, as ISO 8601 has it, to the millisecond."""
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    time = utc_time(time_ms)
+    return f"{time_ms} ms" if time is None else time.isoformat(timespec="milliseconds")
 
 
 def open_query(location: str) -> StoredQuery:

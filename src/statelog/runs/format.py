@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
+from statelog.runs.stored_numbers import KeyHash, Natural
 
 MAGIC: Final = b"SLRUN\x00\x00\x01"
 TAIL: Final = struct.Struct("<IQ4s")
@@ -28,6 +29,8 @@ EXPIRY_COLUMN: Final = 4
 """Index of the expiry column: the time in milliseconds from which a put no longer counts; null is never."""
 VALUE_COLUMN: Final = len(_COLUMNS)
 """Index of the first value column of a batch of changes."""
+ORDER_COLUMN: Final = "by_time"
+"""Name of the last column of timers."""
 
 
 class Operation(IntEnum):
@@ -44,13 +47,13 @@ class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
 
     state: int
     """Index in the states of the footer."""
-    offset: int
-    length: int
-    rows: int
-    first_hash: int
-    last_hash: int
+    offset: Natural
+    length: Natural
+    rows: Natural
+    first_hash: KeyHash
+    last_hash: KeyHash
     checksum: int
-    size_bytes: int
+    size_bytes: Natural
     """Size of the columns without compression."""
     expiries: list[int] = []
     """The times by which one, two and more eighths of the rows expire, rounded up; ends before the first that never do.
@@ -76,5 +79,5 @@ def change_schema(state: StateDescriptor) -> pa.Schema:
     Timers have one more, which the writer fills in: the rows of a block in order of their times.
     """
     values = [pa.field(f"v{i}", field.type) for i, field in enumerate(state.value_schema)]
-    order = [pa.field("by_time", pa.uint32())] if state.kind is StateKind.TIMER else []
+    order = [pa.field(ORDER_COLUMN, pa.uint32())] if state.kind is StateKind.TIMER else []
     return pa.schema(_COLUMNS + values + order)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.errors import ConfigurationError, ErrorKind
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 from statelog.runs.byte_slices import is_variable
 from statelog.runs.key_columns import can_decode, decode_columns, encode_column, is_time, joined_by_row
 from statelog.runs.values import MISFITS, RowCodec
@@ -30,6 +30,10 @@ _LENGTH: Final = struct.Struct(">I")
 _Encode = Callable[[Any], bytes]
 _Decode = Callable[[bytes, int], tuple[Any, int]]
 """Takes the bytes and the start of the value; returns the value and its end."""
+
+
+_MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error, pa.ArrowException)
+"""What decoding raises for bytes that are no key."""
 
 
 class KeyCodec:
@@ -60,11 +64,17 @@ class KeyCodec:
         return joined_by_row([part for column in columns for part in encode_column(column)])
 
     def decode_columns(self, data: pa.Array) -> list[pa.Array]:
-        """Decode n keys, a binary column without nulls, into a column of length n per field."""
-        if all(can_decode(field.type) for field in self.schema):
-            return decode_columns(data, self.schema)
-        keys = list(map(self._decode, data.to_pylist()))
-        return [pa.array([key[index] for key in keys], field.type) for index, field in enumerate(self.schema)]
+        """Decode n keys, a binary column without nulls, into a column of length n per field.
+
+        Raises CorruptionError if one is no key of the schema.
+        """
+        try:
+            if all(can_decode(field.type) for field in self.schema):
+                return decode_columns(data, self.schema)
+            keys = list(map(self._decode, data.to_pylist()))
+            return [pa.array([key[index] for key in keys], field.type) for index, field in enumerate(self.schema)]
+        except _MALFORMED as error:
+            raise _no_key(error) from error
 
     def encode(self, key: tuple[Any, ...]) -> bytes:
         """Encode one key of values as Arrow gives them: structs as dicts, arrays as lists."""
@@ -88,10 +98,21 @@ class KeyCodec:
     def _decode(self, data: bytes) -> tuple[Any, ...]:
         values: list[Any] = []
         at = 0
-        for decode in self._decoders:
-            value, at = decode(data, at)
-            values.append(value)
+        try:
+            for decode in self._decoders:
+                value, at = decode(data, at)
+                values.append(value)
+        except _MALFORMED as error:
+            raise _no_key(error) from error
         return tuple(values)
+
+
+def _no_key(error: Exception) -> CorruptionError:
+    return CorruptionError(
+        f"A stored key has other bytes than a key of its columns: {type(error).__name__}: {error}.",
+        kind=ErrorKind.FORMAT,
+        hint="Restore the files from a copy; statelog.verify says which are damaged.",
+    )
 
 
 class MapKeyCodec:

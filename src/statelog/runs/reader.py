@@ -17,22 +17,27 @@ import pyarrow.compute as pc
 import xxhash
 
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.runs.arrow_messages import MalformedMessage, read_batch
 from statelog.runs.byte_slices import Positions, bytes_before
 from statelog.runs.evolution import can_read, project
 from statelog.runs.format import (
     MAGIC,
+    ORDER_COLUMN,
     TAIL,
     TAIL_MAGIC,
     VALUE_COLUMN,
     Footer,
+    Operation,
     StoredBlock,
     change_schema,
 )
 from statelog.runs.key_groups import Hashes, HashRange
 from statelog.runs.schema import StateDescriptor, plain_name
+from statelog.sealed import MALFORMED
 
 _footer_decoder: Final = msgspec.msgpack.Decoder(Footer)
-_ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
+_NEVER_NULL: Final = (0, 1, 2, 3)
+"""Columns of a batch of changes: hash, key, entry and operation."""
 
 
 class RunBytes(Protocol):
@@ -95,7 +100,7 @@ class Run:
             raise _damaged(f"{where}: its footer at {offset + tail_at - length} is damaged.")
         try:
             return _footer_decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise _damaged(f"{where}: its footer is of an unknown form: {error}.", ErrorKind.FORMAT) from error
 
     def section(self, state: StateDescriptor) -> RunSection | None:
@@ -245,8 +250,29 @@ class RunBlock:
         data = source.buffer.slice(stored.offset, stored.length)
         if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
             raise self._found_damaged(f"its {stored.length} bytes are damaged", ErrorKind.CHECKSUM)
-        decode = _decompress if source.is_stored else pa.ipc.read_record_batch
-        return decode(data, self._schema)
+        try:
+            batch = read_batch(data, self._schema, stored.rows, stored.size_bytes if source.is_stored else None)
+            self._require_ordered(batch)
+        except MalformedMessage as error:
+            raise self._found_damaged(
+                f"its {stored.length} bytes are no rows of its state: {error}", ErrorKind.FORMAT
+            ) from None
+        return batch
+
+    def _require_ordered(self, batch: pa.RecordBatch) -> None:
+        """Raise MalformedMessage unless the rows can be searched."""
+        hashes, operations = batch.column(0), batch.column(3)
+        if any(batch.column(index).null_count for index in _NEVER_NULL):
+            raise MalformedMessage("a key is null")
+        own: Hashes = hashes.to_numpy()
+        if not len(own) or (own[1:] < own[:-1]).any() or (own[0], own[-1]) != (self.first_hash, self.last_hash):
+            raise MalformedMessage("its hashes are not in order")
+        if operations.to_numpy().max() > Operation.CLEAR:
+            raise MalformedMessage("it has unknown operations")
+        if len(batch.schema) > VALUE_COLUMN and batch.schema.names[-1] == ORDER_COLUMN:
+            order = batch.column(batch.num_columns - 1)
+            if order.null_count or order.to_numpy().max() >= len(own):
+                raise MalformedMessage("its times are not in order")
 
     def _found_damaged(self, what: str, kind: ErrorKind) -> CorruptionError:
         source = self._source
@@ -376,13 +402,6 @@ def expanded(starts: Positions, counts: Positions) -> Positions:
         return starts
     first = np.repeat(starts - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
     return first + np.arange(len(first))
-
-
-def _decompress(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Decode a block on this thread: subtasks keep the host's cores busy, and threads of a pool each keep memory."""
-    stream = pa.py_buffer(b"".join((schema.serialize(), data)))
-    with pa.ipc.open_stream(stream, options=_ONE_THREAD) as reader:
-        return reader.read_next_batch()
 
 
 def _damaged(message: str, kind: ErrorKind = ErrorKind.CHECKSUM) -> CorruptionError:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 import pyarrow as pa
+
+from statelog.errors import CorruptionError, ErrorKind
+from statelog.runs.arrow_messages import require_plain
 
 _GENERATION: Final = re.compile(r"\$(\d+)\$(.*)", re.DOTALL)
 
@@ -86,10 +90,12 @@ class StateDescriptor:
 
     @classmethod
     def from_stored(cls, stored: StateSchema) -> StateDescriptor:
-        """Decode a stored description."""
-        entry = decode_schema(stored.entry_schema) if stored.entry_schema else None
-        expires_by = TimeDomain(stored.expires_by) if stored.expires_by else None
-        return cls(stored.name, StateKind(stored.kind), decode_schema(stored.value_schema), entry, expires_by)
+        """Decode a stored description; raises CorruptionError if it is none."""
+        with reading_description(stored.name):
+            entry = decode_schema(stored.entry_schema) if stored.entry_schema else None
+            expires_by = TimeDomain(stored.expires_by) if stored.expires_by else None
+            kind = StateKind(stored.kind)
+        return cls(stored.name, kind, decode_schema(stored.value_schema), entry, expires_by)
 
     def __str__(self) -> str:
         return described(self.kind, self.name, self.value_schema, self.entry_schema)
@@ -129,5 +135,29 @@ def encode_schema(schema: pa.Schema) -> bytes:
 
 
 def decode_schema(data: bytes) -> pa.Schema:
-    """Decode a schema from an Arrow IPC message."""
-    return pa.ipc.read_schema(pa.py_buffer(data))
+    """Decode a schema from an Arrow IPC message; raises CorruptionError if it is none, or has types that are code."""
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+        require_plain(schema)
+    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _unknown("A stored schema", error) from None
+    return schema
+
+
+@contextmanager
+def reading_description(name: str) -> Iterator[None]:
+    """Report a value that the description of a state cannot have as damage."""
+    try:
+        yield
+    except CorruptionError:
+        raise
+    except ValueError as error:
+        raise _unknown(f"The stored description of state '{name}'", error) from None
+
+
+def _unknown(what: str, error: Exception) -> CorruptionError:
+    return CorruptionError(
+        f"{what} is of an unknown form: {type(error).__name__}: {error}.",
+        kind=ErrorKind.FORMAT,
+        hint="The file is damaged or was written by another version of statelog.",
+    )

@@ -26,6 +26,7 @@ from statelog.reading.manifest import SavedFile, SavedOperator, read_saved, read
 from statelog.reading.parts import Part, RunAll
 from statelog.reading.tables import HASH, ElementColumns, StateColumns
 from statelog.runs import digests
+from statelog.runs.arrow_messages import require_valid
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
@@ -258,4 +259,7 @@ def _load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[
 
 def _read_table(source: Store, file: SavedFile, location: str) -> pa.Table:
     with reading_parquet(file, location):
-        return pq.read_table(pa.BufferReader(read_saved(source, file, location)))
+        table = pq.read_table(pa.BufferReader(read_saved(source, file, location)))
+        for rows in table.to_batches():
+            require_valid(rows)
+        return table

@@ -14,7 +14,7 @@ from statelog.log.entry import Checkpoint
 from statelog.log.open import open_location
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
-from statelog.reading.manifest import SavedFile, SavedOperator, SavedState
+from statelog.reading.manifest import SAVED_OPERATORS, SavedFile, SavedOperator, SavedState
 from statelog.reading.parts import Part, RunAll
 from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, part_sizes, scan_part
 from statelog.reading.tables import ElementColumns, Positions, StateColumns
@@ -24,7 +24,7 @@ from statelog.savepoints.parquet import TableFile, file_schema
 from statelog.storage import Store
 from statelog.storage.names import distinct_parts
 
-OPERATORS_FOLDER: Final = "operators"
+OPERATORS_FOLDER: Final = SAVED_OPERATORS
 
 
 def save_operator(

@@ -9,9 +9,10 @@ from typing import Any, Final
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from statelog.errors import ErrorKind, StorageError
+from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.savepoints.spark_files import SparkFiles
 from statelog.spark import internals
+from statelog.storage.names import is_plain
 from statelog.storage.store import if_present
 
 _MISSING: Final = "java.io.FileNotFoundException"
@@ -28,8 +29,16 @@ class HadoopFiles(SparkFiles):
         self.location = location
         """With its scheme, also if a path was given."""
         with self._reported("open"):
-            self._manager, self._path, qualified = internals.checkpoint_files(session, location)
+            self._manager, self._path_of, qualified = internals.checkpoint_files(session, location)
         self.location = qualified.rstrip("/")
+
+    def _path(self, name: str) -> Any:
+        if not is_plain(name):  # Hadoop would follow it out of the location
+            raise ConfigurationError(
+                f"{name!r:.200} is not a name of a file in {self.location}.",
+                hint="Names are relative, with '/' between their parts, and have no empty, '.' or '..' part.",
+            )
+        return self._path_of(name)
 
     def list(self, folder: str) -> list[str]:
         return sorted(self._below(folder))

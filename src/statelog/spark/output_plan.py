@@ -53,7 +53,7 @@ class StoredOutputSink:
             )
         location, segments = running.location, running.coordinator.durable_checkpoint(self.uid, batch).segments
         is_kept = running.coordinator.kept_batch == batch
-        columns = output_columns(location, segments[0]) if is_kept else self.columns
+        columns = output_columns(location, segments[0], self.columns) if is_kept else self.columns
         self.sink(output_frame(session, location, segments, columns, self.options), batch)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from pyspark.sql.types import StructField, StructType
 
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.output_task import OutputRows, OutputTask, stored_batches, stored_columns
+from statelog.convert.type_json import parse_type_json
 from statelog.local.stored_reader import read_stored
 from statelog.log.open import open_location
 from statelog.log.references import SegmentRef
@@ -55,13 +55,19 @@ class _StoredOutput:
         store = worker_process().open_store(self.location, self.options)
         for batch in batches:
             for place in batch.column(0).to_pylist():
-                yield from stored_batches(read_stored(store, self.segments[place], "a batch's output"))
+                segment = self.segments[place]
+                yield from stored_batches(read_stored(store, segment, "a batch's output"), segment.name)
 
 
-def output_columns(location: str, segment: SegmentRef) -> StructType:
-    """The type of the rows of a stored segment."""
-    data = read_stored(open_location(location), segment, "a batch's output")
-    return StructType.fromJson(json.loads(stored_columns(data)))
+def output_columns(location: str, segment: SegmentRef, declared: StructType) -> StructType:
+    """The type of the rows of a stored segment: the declared one if it is the same, which may have types of users.
+
+    Raises CorruptionError if it is another one and has types that are not Spark's own.
+    """
+    text = stored_columns(read_stored(open_location(location), segment, "a batch's output"), segment.name)
+    if text == declared.json():
+        return declared
+    return parse_type_json(text, f"{segment.name}, a batch's output at offset {segment.offset}")
 
 
 def output_frame(

@@ -19,6 +19,7 @@ from statelog.checkpoint.protocol import Failure, Ping, Reply, Request, Tick
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ErrorKind, ProtocolError, StatelogError, error_from_parts
 from statelog.log_fields import get_logger
+from statelog.sealed import MALFORMED
 from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
 from statelog.spark.rpc_handshake import Strangers, prove
 
@@ -110,7 +111,14 @@ class RpcServer:
 
     def _reply(self, request: bytes, payload: bytes) -> Reply:
         try:
-            return self._handle(_requests.decode(request), payload)
+            decoded = _requests.decode(request)
+        except MALFORMED as error:
+            _log.warning("a call of a task is malformed: %s", error)
+            message = f"The coordinator was sent a request of an unknown form: {error}."
+            hint = "Do driver and executors run the same version of statelog?"
+            return Failure("ProtocolError", message, str(ErrorKind.RPC), hint)
+        try:
+            return self._handle(decoded, payload)
         except StatelogError as error:
             return Failure(type(error).__name__, error.message, str(error.kind), error.hint)
         except Exception as error:
@@ -211,7 +219,7 @@ class RpcClient:
             if size > policy.max_reply_bytes:
                 raise OSError(f"a reply of {size} bytes is larger than {policy.max_reply_bytes}")
             reply: Reply = _replies.decode(self._channel.receive(size, deadline_s))
-        except (EOFError, OSError, msgspec.MsgspecError) as error:
+        except (EOFError, OSError, *MALFORMED) as error:
             self._channel.close()
             if isinstance(error, TimeoutError) and error.errno is None:
                 raise self._late(who) from error

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote
 
 import xxhash
+
+PLAIN_PART: Final = r"(?!\.{1,2}(?:/|\Z))[^/\\\x00-\x1f\x7f-\x9f]+"
+"""A part of such a name, as a regular expression."""
+_PLAIN: Final = re.compile(rf"{PLAIN_PART}(?:/{PLAIN_PART})*")
 
 _MOST_CHARACTERS: Final = 200
 """File systems allow 255; some writers of files append to a name."""
@@ -27,6 +32,11 @@ def name_part(text: str) -> str:
         return quoted
     digest = xxhash.xxh3_128_hexdigest(text.encode())
     return f"{quoted[: _MOST_CHARACTERS - len(digest) - 2]}%~{digest}"
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name stays below its root: ``/`` between parts that are not empty, ``.`` or ``..``, and no controls."""
+    return bool(_PLAIN.fullmatch(name))
 
 
 def distinct_parts(texts: Iterable[str]) -> dict[str, str]:

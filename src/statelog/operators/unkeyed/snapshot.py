@@ -17,8 +17,11 @@ import pyarrow as pa
 import xxhash
 
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.runs.arrow_messages import MalformedMessage, read_batch
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, size_of
 from statelog.runs.schema import StateSchema, decode_schema
+from statelog.runs.stored_numbers import Natural
+from statelog.sealed import MALFORMED
 
 _MAGIC: Final = b"SLSNP\x00\x00\x01"
 _HEADER: Final = struct.Struct("<8sIQ")
@@ -30,9 +33,9 @@ _HINT: Final = "Restore the file from a copy; the state cannot be rebuilt withou
 
 class _StoredSection(msgspec.Struct, frozen=True, array_like=True):
     state: StateSchema
-    offset: int
-    length: int
-    count: int
+    offset: Natural
+    length: Natural
+    count: Natural
     checksum: bytes
 
 
@@ -73,10 +76,13 @@ class StateElements:
 
     @cached_property
     def rows(self) -> pa.RecordBatch:
-        """The elements, a row each; the first read raises CorruptionError if the checksum is wrong."""
+        """The elements, a row each; the first read raises CorruptionError if they are damaged, or are no elements."""
         if xxhash.xxh3_128_digest(self.data) != self.checksum:
             raise CorruptionError(f"{self.where}: state '{self.state.name}' is damaged.", hint=_HINT)
-        return pa.ipc.read_record_batch(pa.py_buffer(self.data), section_schema(self.state))
+        try:
+            return read_batch(pa.py_buffer(self.data), section_schema(self.state), self.count)
+        except MalformedMessage as error:
+            raise _unknown(self.where, f"state '{self.state.name}' is malformed: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,7 @@ def _read_index(view: memoryview, where: str) -> tuple[int, list[_StoredSection]
         raise CorruptionError(f"{where}: its index is damaged.", hint=_HINT)
     try:
         return end + -end % _ALIGNMENT, _index_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise _unknown(where, f"its index has another form: {error}") from error
 
 

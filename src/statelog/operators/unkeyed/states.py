@@ -14,7 +14,7 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.unkeyed.snapshot import Elements, StateElements, join_elements, section_schema
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, to_array
 from statelog.runs.keys import MapKeyCodec
-from statelog.runs.schema import StateSchema, decode_schema, described, encode_schema
+from statelog.runs.schema import StateSchema, decode_schema, described, encode_schema, reading_description
 from statelog.runs.values import RowCodec
 from statelog.shown import shown_key, shown_value
 
@@ -50,9 +50,11 @@ class OperatorStateDescriptor:
 
     @classmethod
     def from_stored(cls, stored: StateSchema) -> OperatorStateDescriptor:
-        """The description that was stored."""
+        """The description that was stored; raises CorruptionError if it is none."""
         entry = decode_schema(stored.entry_schema) if stored.entry_schema else None
-        return cls(stored.name, OperatorStateMode(stored.kind), decode_schema(stored.value_schema), entry)
+        with reading_description(stored.name):
+            mode = OperatorStateMode(stored.kind)
+        return cls(stored.name, mode, decode_schema(stored.value_schema), entry)
 
     def __str__(self) -> str:
         return described(self.mode.removeprefix("operator-"), self.name, self.value_schema, self.entry_schema)
