@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
@@ -122,6 +122,12 @@ def random_harm(rng: Random, mood: Mood, longest: int) -> Harm:
     """What goes wrong in a process, which passes about `longest` calls of the store and steps."""
     dies_at = rng.randint(1, longest) if rng.random() < mood.death_rate else 0
     return Harm(rng.randrange(1 << 32), mood.fault_rate, dies_at)
+
+
+def random_task_harm(rng: Random, mood: Mood, longest: int) -> Harm:
+    """As :func:`random_harm`, for a task: the disk of its host may be full, too."""
+    is_full = rng.random() < mood.fault_rate
+    return replace(random_harm(rng, mood, longest), disk_bytes=rng.choice([1000, 4000, 16000]) if is_full else 0)
 
 
 # ---- Batches ----

@@ -23,11 +23,10 @@ from tests.model.query_actions import Job, Task, random_actions
 from tests.model.query_driver import Driver
 from tests.model.query_engine import SparkNotes, TaskPlace
 from tests.model.query_graph import GRAPHS, KEYS, Row, State, by_key, operator_of
-from tests.soak.moves import Mood, random_harm, random_mood, random_options
+from tests.soak.moves import Mood, random_harm, random_mood, random_options, random_task_harm
 from tests.soak.processes import Died, Failed, Remote, first_answer
 from tests.soak.query_servers import QueryDriver, QueryRun, QueryTask, QueryWorker, host_folder, surroundings
 from tests.soak.report import Difference
-from tests.soak.servers import Harm
 
 _MAX_FAILURES: Final = 4
 """Spark's spark.task.maxFailures."""
@@ -331,7 +330,8 @@ class QueryLife:
             self._workers[at] = Remote(partial(QueryWorker, self._notes, self._clock_start_s))
         self._attempts += 1
         place = TaskPlace(task[0], batch, task[1], self._attempts)
-        harm: Harm = random_harm(rng, self._mood, _TASK_STEPS)
+        harm = random_task_harm(rng, self._mood, _TASK_STEPS)
+        self._counts["full disks"] += harm.disk_bytes > 0
         time_ms = self._notes.time(batch).time_ms
         is_slow = self._mood.is_slow
         rows = job.input_of(task)

@@ -21,7 +21,7 @@ from tests.model.engine import TickingClock
 from tests.model.query_driver import Driver, Member, Surroundings
 from tests.model.query_engine import SparkNotes, TaskPlace, run_attempt, run_id_of
 from tests.model.query_graph import Row, operator_of
-from tests.soak.servers import Harm, Harmed
+from tests.soak.servers import Harm, Harmed, on_disk
 
 _WORDS: Final = b"q" * 32
 """The secret of the calls."""
@@ -149,7 +149,8 @@ class QueryWorker:
             clock=(TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s),
             token=f"{task.run.number}-{place.attempt}",
         )
-        output = run_attempt(attempt, task.rows, task.time_ms)
+        with on_disk(task.harm, host_folder(self._notes, task.host), attempt.token):
+            output = run_attempt(attempt, task.rows, task.time_ms)
         store.close()
         return output
 

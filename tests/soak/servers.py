@@ -8,6 +8,8 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +49,8 @@ from tests.model.keyed_commands import INPUT, OUTPUT, Commands, as_input, collid
 from tests.model.keyed_model import Key, Row, Rules
 from tests.model.stored_files import StoredFiles
 from tests.model.stored_state import stored_state
+from tests.storage.full_disk import FULL, full_disk
+from tests.storage.page_cache import tear_last_frame
 
 _SECRET: Final = b"s" * 32
 _CHANGING: Final = ("put", "put_if_absent", "append", "sync", "delete")
@@ -120,11 +124,14 @@ class Harm:
         Share of the calls of the store that fail, or take long.
     dies_at : int
         It kills itself at so many calls of the store and steps of the batch from now; 0 is never.
+    disk_bytes : int
+        No file becomes larger, as if the disk were full then; 0 is no limit.
     """
 
     seed: int = 0
     rate: float = 0.0
     dies_at: int = 0
+    disk_bytes: int = 0
 
 
 class Harmed(Observer, FaultPlan):
@@ -166,11 +173,22 @@ class Harmed(Observer, FaultPlan):
         return self._left == 0
 
     def _tear_and_die(self, call: Call) -> None:
-        """Die after an operation, or in the middle of an append."""
-        if call.operation == "append" and self._random.random() < 0.5:
-            path = Path(self._locate(), call.name)
-            os.truncate(path, path.stat().st_size - self._random.randrange(1, 20))
+        """Die after an operation, or in the middle of an append; the machine may crash with it."""
+        if call.operation == "append" and self._random.random() < 0.7:
+            tear_last_frame(Path(self._locate(), call.name), self._random)
         _die()
+
+
+@contextmanager
+def on_disk(harm: Harm, folder: Path, token: str) -> Iterator[None]:
+    """Run an attempt on a host's disk, which may be full; one that fails leaves no unfinished file there."""
+    try:
+        with full_disk(harm.disk_bytes):
+            yield
+    except Exception as error:
+        left = list(folder.rglob(f"*-{token}.tmp"))
+        assert not left, f"an attempt that failed leaves {left}: {error!r}".replace(FULL, "no room")
+        raise
 
 
 def _die() -> None:
@@ -314,7 +332,8 @@ class Worker:
         query.clock = (TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s)
         data = self._described.data([as_input(row) for row in task.rows])
         read = query.operator.split(data, task.run.parallelism, task.time_ms)[task.subtask]
-        output = self._described.output(query.run_subtask(task.batch, task.subtask, read))
+        with on_disk(task.harm, query.local_of(task.host), f"{query.run_id}-{task.attempt}"):
+            output = self._described.output(query.run_subtask(task.batch, task.subtask, read))
         query.release()
         return [text for (text,) in output], query.harmed.faults - faults
 
