@@ -30,11 +30,11 @@ def random_rules(rng: Random) -> Rules:
     )
 
 
-def random_options(rng: Random) -> dict[str, Any]:
-    """Options; what a run has written must be readable with any others."""
+def random_options(rng: Random, *, appends: bool = True) -> dict[str, Any]:
+    """Options; what a run has written must be readable with any others. `appends` says what the store can do."""
     return {
         "table": rng.choice(["runs", "runs", "memory", "rocksdb"]),
-        "file_merging": rng.choice(["across", "within", "off"]),
+        "file_merging": rng.choice(["across" if appends else "auto", "within", "off"]),
         "max_file_bytes": rng.choice([4000, 32 << 20]),
         "max_space_amplification": rng.choice([1.0, 2.0]),
         "upload_part_bytes": rng.choice([1, 1000, 5 << 20]),

@@ -51,6 +51,7 @@ from tests.model.stored_files import StoredFiles
 from tests.model.stored_state import stored_state
 from tests.storage.full_disk import FULL, full_disk
 from tests.storage.page_cache import tear_last_frame
+from tests.stores import WholeObjects
 
 _SECRET: Final = b"s" * 32
 _CHANGING: Final = ("put", "put_if_absent", "append", "sync", "delete")
@@ -72,6 +73,8 @@ class Subject:
         The rows of the initial state.
     clock_start_s : float
         The time of all clocks at the begin. Pins have the file system's time, so it is near the real one.
+    appends : bool
+        Whether the store can append.
     """
 
     directory: str
@@ -79,6 +82,7 @@ class Subject:
     has_collisions: bool
     initial: list[Row] | None
     clock_start_s: float
+    appends: bool = True
 
     def describe(self) -> KeyedQuery:
         rules = self.rules
@@ -191,6 +195,11 @@ def on_disk(harm: Harm, folder: Path, token: str) -> Iterator[None]:
         raise
 
 
+def opened(location: str, appends: bool) -> Store:
+    """The store of a location, a directory; it may be one that cannot append."""
+    return LocalStore(location) if appends else WholeObjects(LocalStore(location))
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -200,6 +209,7 @@ class SoakQuery(LocalQuery):
 
     def __init__(self, subject: Subject) -> None:
         self.run = Run(0, "", "location", 1, 0, {})
+        self._appends = subject.appends
         self.harmed = Harmed(lambda: self.location)
         super().__init__(
             subject.describe().operator,
@@ -209,7 +219,7 @@ class SoakQuery(LocalQuery):
         )
 
     def _open_own(self, location: str) -> Store:
-        return FaultStore(LocalStore(location), self.harmed)
+        return FaultStore(opened(location, self._appends), self.harmed)
 
     @property
     def location(self) -> str:

@@ -13,6 +13,9 @@ because the system gives up data that it could not write. So nothing is appended
 in the next file, whose fence ends the file before in front of the frame. If a newer start has counted the frame, that
 number is taken. And a start that counts the last frame of an older one writes it again, before its own fence counts it.
 
+A claim must not be on the disk without the file before it. So a start first makes the name of that file durable: its
+maker may have had no time to.
+
 Files are removed in such an order that even a writer who slept meanwhile notices: the file of a claim goes only after
 the file before it. So the writer of an older epoch finds the next number taken, or its own newest file gone.
 """
