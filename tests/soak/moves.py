@@ -127,7 +127,7 @@ def random_harm(rng: Random, mood: Mood, longest: int) -> Harm:
 def random_task_harm(rng: Random, mood: Mood, longest: int) -> Harm:
     """As :func:`random_harm`, for a task: the disk of its host may be full, too."""
     is_full = rng.random() < mood.fault_rate
-    return replace(random_harm(rng, mood, longest), disk_bytes=rng.choice([1000, 4000, 16000]) if is_full else 0)
+    return replace(random_harm(rng, mood, longest), disk_bytes=rng.choice([100, 600, 2000, 8000]) if is_full else 0)
 
 
 # ---- Batches ----

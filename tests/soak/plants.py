@@ -15,7 +15,6 @@ from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Ack, JobOutcome
 from statelog.local import runs
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
-from statelog.log import torn
 from statelog.log.references import Level
 from tests.model.query_plants import repeated_batches_start_from_the_newest
 
@@ -77,16 +76,6 @@ def lost_jobs() -> AbstractContextManager[object]:
     return patch.object(active_operator, "MaterializationPolicy", _FirstAck)
 
 
-def torn_frames() -> AbstractContextManager[object]:
-    """A last frame that lacks pages is damage."""
-    return patch.object(torn.TornFrames, "is_torn", lambda *_: False)
-
-
-def torn_payloads() -> AbstractContextManager[object]:
-    """A last frame whose header and index are whole counts, whatever is left of its payload."""
-    return patch.object(torn.TornFrames, "has_torn_payload", lambda *_: False)
-
-
 def debris() -> AbstractContextManager[object]:
     """A local run that could not be written stays as a temporary file."""
     return patch.object(runs, "removed_on_failure", nullcontext)
@@ -95,8 +84,6 @@ def debris() -> AbstractContextManager[object]:
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {
     "stale-jobs": stale_jobs,
     "lost-jobs": lost_jobs,
-    "torn-frames": torn_frames,
-    "torn-payloads": torn_payloads,
     "debris": debris,
     "newest-state": repeated_batches_start_from_the_newest,
 }
