@@ -21,7 +21,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import log_file
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Ack, Acked, Begin, CheckOwner, Reply, Request, TaskId
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.log.entry import Claim, Entry, FrameReader, QueryCheckpoint
@@ -299,6 +299,8 @@ class OperatorEngine:
     def call(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Begin):
             return self.coordinator.begin(request)
+        if isinstance(request, CheckOwner):
+            return self.coordinator.handle(request, payload)
         assert isinstance(request, Ack)
         self.coordinator.ack(request, payload)
         return Acked()

@@ -31,7 +31,7 @@ from statelog.storage import LocalStore
 from statelog.testing.query import Crash, LocalOperator, new_directory
 from tests.model.engine import Key, command_query, command_rows
 from tests.query_runner import QueryRunner
-from tests.storage.page_cache import tear_last_entry
+from tests.storage.page_cache import tear_last_frame
 
 KEYS: list[Key] = [(number, None) for number in range(4)] + [(None, "a")]
 KEYED, OUTPUT = "op", "output"
@@ -96,8 +96,8 @@ class Story:
 
         if not self.deliveries and self.random.random() < 0.5:
             # The batch's entry, if it was written, was not acknowledged: the machine may have crashed.
-            folder = Path(self.query.location) / LOG_FOLDER
-            self.torn += self.entry_is_there() and tear_last_entry(folder, self.random)
+            files = (Path(self.query.location) / LOG_FOLDER).glob("*.log")
+            self.torn += self.entry_is_there() and tear_last_frame(max(files), self.random)
         self.query.keeps = has_output
         operators: list[LocalOperator] = [self.keyed.operator, OutputOperator()]
         parallelism = {one.uid: self.random.randint(1, 3) for one in operators}

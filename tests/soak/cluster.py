@@ -14,7 +14,7 @@ from typing import Any
 from statelog.checkpoint.batch import BatchTime
 from statelog.reading.manifest import SavedOperator
 from tests.model.keyed_model import Row
-from tests.soak.moves import Mood, random_harm
+from tests.soak.moves import Mood, random_task_harm
 from tests.soak.processes import Died, Failed, Remote, first_answer
 from tests.soak.servers import Driver, Harm, Run, Stored, Subject, Task, Tool, Worker
 
@@ -232,7 +232,8 @@ class Cluster:
         if place not in self._workers:
             self._workers[place] = Remote(partial(Worker, self._subject))
         self._attempts += 1
-        harm = random_harm(rng, mood, _TASK_STEPS)
+        harm = random_task_harm(rng, mood, _TASK_STEPS)
+        self._counts["full disks"] += harm.disk_bytes > 0
         task = Task(
             self.run, self._port, host, batch, subtask, self._attempts, at.time_ms, self.now_s, mood.is_slow, rows, harm
         )

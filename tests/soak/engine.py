@@ -30,7 +30,7 @@ from tests.soak.moves import (
     random_rules,
 )
 from tests.soak.processes import Died
-from tests.soak.report import Difference
+from tests.soak.report import Difference, live_on
 from tests.soak.servers import Harm, Run, Stored, Subject
 
 _LOOKS_EVERY: Final = 6
@@ -73,10 +73,12 @@ class Life:
         rng = Random(seed)
         self.directory = new_directory()
         rules = random_rules(rng)
+        self._appends = rng.random() < 0.7
+        counts["stores without append"] += not self._appends
         self._initial = self._initial_rows(rng) if rng.random() < 0.3 else None
         has_collisions = rng.random() < 0.2
         clock_start_s = time.time() + _HEAD_START_S
-        self._subject = Subject(str(self.directory), rules, has_collisions, self._initial, clock_start_s)
+        self._subject = Subject(str(self.directory), rules, has_collisions, self._initial, clock_start_s, self._appends)
         self._cluster = Cluster(self._subject, counts)
         self._model = Model(rules)
         self._models: dict[int, Model] = {}
@@ -85,7 +87,7 @@ class Life:
         self._batch = 0
         self._now_ms = 0
         self._times: dict[int, BatchTime] = {}
-        self._options = random_options(rng)
+        self._options = random_options(rng, appends=self._appends)
         self._parallelism = rng.randint(1, 4)
         self._mood = Mood()
         self._run = Run(0, "query-0", "location-0", self._parallelism, 0, self._options)
@@ -103,25 +105,17 @@ class Life:
         return random_batch(rng, 0, actions=1, fills=True).actions[0]
 
     def run(self) -> None:
-        """Live to the end.
+        """Live to the end; raises Difference if something is not as the model has it."""
+        live_on(self._go_on, lambda: f"batch {self._batch}", self._cluster.close)
 
-        Raises
-        ------
-        Difference
-            If something is not as the model has it.
-        """
-        try:
-            while self._batch < self._length:
-                rng = Random(f"{self._seed}/{self._batch}/{self._runs}")
-                self._run_batch(rng)
-                self._after_batch(rng)
+    def _go_on(self) -> bool:
+        if self._batch >= self._length:
             self._end()
-        except Difference:
-            raise
-        except Exception as error:
-            raise Difference(f"batch {self._batch}: {type(error).__name__}: {error}") from error
-        finally:
-            self._cluster.close()
+            return False
+        rng = Random(f"{self._seed}/{self._batch}/{self._runs}")
+        self._run_batch(rng)
+        self._after_batch(rng)
+        return True
 
     # ---- Runs ----
 
@@ -157,7 +151,7 @@ class Life:
 
     def _change_settings(self, rng: Random) -> None:
         if rng.random() < 0.5:
-            self._options = random_options(rng)
+            self._options = random_options(rng, appends=self._appends)
             self._note(f"options {self._options}")
         if rng.random() < 0.4:
             self._parallelism = rng.randint(1, 5)

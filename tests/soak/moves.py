@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
@@ -30,11 +30,11 @@ def random_rules(rng: Random) -> Rules:
     )
 
 
-def random_options(rng: Random) -> dict[str, Any]:
-    """Options; what a run has written must be readable with any others."""
+def random_options(rng: Random, *, appends: bool = True) -> dict[str, Any]:
+    """Options; what a run has written must be readable with any others. `appends` says what the store can do."""
     return {
         "table": rng.choice(["runs", "runs", "memory", "rocksdb"]),
-        "file_merging": rng.choice(["across", "within", "off"]),
+        "file_merging": rng.choice(["across" if appends else "auto", "within", "off"]),
         "max_file_bytes": rng.choice([4000, 32 << 20]),
         "max_space_amplification": rng.choice([1.0, 2.0]),
         "upload_part_bytes": rng.choice([1, 1000, 5 << 20]),
@@ -122,6 +122,12 @@ def random_harm(rng: Random, mood: Mood, longest: int) -> Harm:
     """What goes wrong in a process, which passes about `longest` calls of the store and steps."""
     dies_at = rng.randint(1, longest) if rng.random() < mood.death_rate else 0
     return Harm(rng.randrange(1 << 32), mood.fault_rate, dies_at)
+
+
+def random_task_harm(rng: Random, mood: Mood, longest: int) -> Harm:
+    """As :func:`random_harm`, for a task: the disk of its host may be full, too."""
+    is_full = rng.random() < mood.fault_rate
+    return replace(random_harm(rng, mood, longest), disk_bytes=rng.choice([100, 600, 2000, 8000]) if is_full else 0)
 
 
 # ---- Batches ----

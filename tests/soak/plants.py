@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -13,6 +13,7 @@ from statelog.checkpoint import active_operator, keyed_task
 from statelog.checkpoint.batch import OperatorBatch
 from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Ack, JobOutcome
+from statelog.local import runs
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
 from statelog.log.references import Level
 from tests.model.query_plants import repeated_batches_start_from_the_newest
@@ -75,8 +76,14 @@ def lost_jobs() -> AbstractContextManager[object]:
     return patch.object(active_operator, "MaterializationPolicy", _FirstAck)
 
 
+def debris() -> AbstractContextManager[object]:
+    """A local run that could not be written stays as a temporary file."""
+    return patch.object(runs, "removed_on_failure", nullcontext)
+
+
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {
     "stale-jobs": stale_jobs,
     "lost-jobs": lost_jobs,
+    "debris": debris,
     "newest-state": repeated_batches_start_from_the_newest,
 }

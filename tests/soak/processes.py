@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Final, NoReturn
 
 from statelog.errors import ErrorKind, StatelogError
+from tests.storage.full_disk import FULL
 
 TIMEOUT_S: Final = 120.0
 """For one answer of a process; all that they do takes some milliseconds."""
@@ -33,8 +34,8 @@ class Failed(Exception):
 
     @property
     def is_injected(self) -> bool:
-        """Whether a fault of the store explains it."""
-        return "injected fault" in self.text
+        """Whether a fault of the store or a full disk explains it."""
+        return "injected fault" in self.text or FULL in self.text
 
     def __str__(self) -> str:
         return self.text

@@ -23,11 +23,10 @@ from tests.model.query_actions import Job, Task, random_actions
 from tests.model.query_driver import Driver
 from tests.model.query_engine import SparkNotes, TaskPlace
 from tests.model.query_graph import GRAPHS, KEYS, Row, State, by_key, operator_of
-from tests.soak.moves import Mood, random_harm, random_mood, random_options
+from tests.soak.moves import Mood, random_harm, random_mood, random_options, random_task_harm
 from tests.soak.processes import Died, Failed, Remote, first_answer
 from tests.soak.query_servers import QueryDriver, QueryRun, QueryTask, QueryWorker, host_folder, surroundings
-from tests.soak.report import Difference
-from tests.soak.servers import Harm
+from tests.soak.report import Difference, live_on
 
 _MAX_FAILURES: Final = 4
 """Spark's spark.task.maxFailures."""
@@ -64,6 +63,8 @@ class QueryLife:
         self.moves: deque[str] = deque(maxlen=60)
         self.directory = new_directory()
         self._seed = seed
+        self._appends = rng.random() < 0.7
+        counts["stores without append"] += not self._appends
         self._counts = counts
         self._only_mood = mood
         self._mood = Mood()
@@ -86,24 +87,22 @@ class QueryLife:
 
     def run(self) -> None:
         """Live to the end; raises Difference if something is not as in plain Python."""
-        try:
-            while self._notes.next_batch < self._length:
-                rng = Random(f"{self._seed}/{self._notes.next_batch}/{self._runs}")
-                self._run_batch(rng)
-                self._after_batch(rng)
+        live_on(self._go_on, lambda: f"batch {self._notes.next_batch}", self._lose)
+
+    def _go_on(self) -> bool:
+        if self._notes.next_batch >= self._length:
             self._end()
-        except Difference:
-            raise
-        except Exception as error:
-            raise Difference(f"batch {self._notes.next_batch}: {type(error).__name__}: {error}") from error
-        finally:
-            self._lose()
+            return False
+        rng = Random(f"{self._seed}/{self._notes.next_batch}/{self._runs}")
+        self._run_batch(rng)
+        self._after_batch(rng)
+        return True
 
     # ---- Runs ----
 
     def _start(self, rng: Random) -> None:
         if not self._options or rng.random() < 0.5:
-            self._options = random_options(rng)
+            self._options = random_options(rng, appends=self._appends)
         self._mood = self._only_mood or random_mood(rng)
         self._retained = min(self._retained, self._options["retained_checkpoints"])
         self._runs += 1
@@ -113,7 +112,7 @@ class QueryLife:
             f"run {self._runs} from batch {run.first_batch}, {parallelism}, {self._mood}, {self._options}"
         )
         if self._driver is None:
-            self._driver = Remote(partial(QueryDriver, self._notes, self._clock_start_s))
+            self._driver = Remote(partial(QueryDriver, self._notes, self._clock_start_s, self._appends))
         self._port = self._of_driver("start", run, self._now_s, random_harm(rng, self._mood, _START_CALLS))
         self._run = run
         self._counts["runs"] += 1
@@ -328,10 +327,11 @@ class QueryLife:
         free = [place for place in range(self._mood.width + 1) if self._workers.get((host, place)) not in busy]
         at = host, rng.choice(free)
         if at not in self._workers:
-            self._workers[at] = Remote(partial(QueryWorker, self._notes, self._clock_start_s))
+            self._workers[at] = Remote(partial(QueryWorker, self._notes, self._clock_start_s, self._appends))
         self._attempts += 1
         place = TaskPlace(task[0], batch, task[1], self._attempts)
-        harm: Harm = random_harm(rng, self._mood, _TASK_STEPS)
+        harm = random_task_harm(rng, self._mood, _TASK_STEPS)
+        self._counts["full disks"] += harm.disk_bytes > 0
         time_ms = self._notes.time(batch).time_ms
         is_slow = self._mood.is_slow
         rows = job.input_of(task)

@@ -21,7 +21,7 @@ from tests.model.engine import TickingClock
 from tests.model.query_driver import Driver, Member, Surroundings
 from tests.model.query_engine import SparkNotes, TaskPlace, run_attempt, run_id_of
 from tests.model.query_graph import Row, operator_of
-from tests.soak.servers import Harm, Harmed
+from tests.soak.servers import Harm, Harmed, on_disk, opened
 
 _WORDS: Final = b"q" * 32
 """The secret of the calls."""
@@ -53,8 +53,9 @@ def surroundings(
 class QueryDriver:
     """The driver's process, behind the RPC server."""
 
-    def __init__(self, notes: SparkNotes, clock_start_s: float) -> None:
+    def __init__(self, notes: SparkNotes, clock_start_s: float, appends: bool) -> None:
         self._notes = notes
+        self._appends = appends
         self._harmed = Harmed(lambda: str(notes.folder / STATE))
         self._clock = ManualClock(clock_start_s)
         self._start_s = clock_start_s
@@ -96,7 +97,7 @@ class QueryDriver:
         return self._driver.handle(request, payload)
 
     def _opened(self, location: str) -> Store:
-        store = FaultStore(LocalStore(location), self._harmed)
+        store = FaultStore(opened(location, self._appends), self._harmed)
         self._stores.append(store)
         return store
 
@@ -122,8 +123,9 @@ class QueryTask:
 class QueryWorker:
     """A Python worker: it runs one attempt after the other, all for the same driver."""
 
-    def __init__(self, notes: SparkNotes, clock_start_s: float) -> None:
+    def __init__(self, notes: SparkNotes, clock_start_s: float, appends: bool) -> None:
         self._notes = notes
+        self._appends = appends
         self._start_s = clock_start_s
         self._harmed = Harmed(lambda: str(notes.folder / STATE))
         self._memory = WorkerMemory()
@@ -134,7 +136,7 @@ class QueryWorker:
         self._harmed.begin(task.harm)
         place = task.place
         parallelism = task.run.parallelism[place.uid]
-        store = FaultStore(LocalStore(str(self._notes.folder / STATE)), self._harmed)
+        store = FaultStore(opened(str(self._notes.folder / STATE), self._appends), self._harmed)
         attempt = Attempt(
             task=place.id_in(self._notes.query_id, task.run.number),
             partition=place.subtask,
@@ -149,7 +151,8 @@ class QueryWorker:
             clock=(TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s),
             token=f"{task.run.number}-{place.attempt}",
         )
-        output = run_attempt(attempt, task.rows, task.time_ms)
+        with on_disk(task.harm, host_folder(self._notes, task.host), attempt.token):
+            output = run_attempt(attempt, task.rows, task.time_ms)
         store.close()
         return output
 

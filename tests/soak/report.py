@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
@@ -15,6 +16,25 @@ _EVERY_S: Final = 30.0
 
 class Difference(Exception):
     """Something is not as the model has it."""
+
+
+def live_on(go_on: Callable[[], bool], where: Callable[[], str], close: Callable[[], None]) -> None:
+    """Go on with a life until that returns False, then close its processes.
+
+    Raises
+    ------
+    Difference
+        If something is not as the model has it, or whatever else goes wrong; it says where.
+    """
+    try:
+        while go_on():
+            pass
+    except Difference:
+        raise
+    except Exception as error:
+        raise Difference(f"{where()}: {type(error).__name__}: {error}") from error
+    finally:
+        close()
 
 
 class AnyLife(Protocol):

@@ -8,6 +8,8 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +49,9 @@ from tests.model.keyed_commands import INPUT, OUTPUT, Commands, as_input, collid
 from tests.model.keyed_model import Key, Row, Rules
 from tests.model.stored_files import StoredFiles
 from tests.model.stored_state import stored_state
+from tests.storage.full_disk import full_disk
+from tests.storage.page_cache import tear_last_frame
+from tests.stores import WholeObjects
 
 _SECRET: Final = b"s" * 32
 _CHANGING: Final = ("put", "put_if_absent", "append", "sync", "delete")
@@ -68,6 +73,8 @@ class Subject:
         The rows of the initial state.
     clock_start_s : float
         The time of all clocks at the begin. Pins have the file system's time, so it is near the real one.
+    appends : bool
+        Whether the store can append.
     """
 
     directory: str
@@ -75,6 +82,7 @@ class Subject:
     has_collisions: bool
     initial: list[Row] | None
     clock_start_s: float
+    appends: bool = True
 
     def describe(self) -> KeyedQuery:
         rules = self.rules
@@ -120,11 +128,14 @@ class Harm:
         Share of the calls of the store that fail, or take long.
     dies_at : int
         It kills itself at so many calls of the store and steps of the batch from now; 0 is never.
+    disk_bytes : int
+        No file becomes larger, as if the disk were full then; 0 is no limit.
     """
 
     seed: int = 0
     rate: float = 0.0
     dies_at: int = 0
+    disk_bytes: int = 0
 
 
 class Harmed(Observer, FaultPlan):
@@ -166,11 +177,28 @@ class Harmed(Observer, FaultPlan):
         return self._left == 0
 
     def _tear_and_die(self, call: Call) -> None:
-        """Die after an operation, or in the middle of an append."""
-        if call.operation == "append" and self._random.random() < 0.5:
-            path = Path(self._locate(), call.name)
-            os.truncate(path, path.stat().st_size - self._random.randrange(1, 20))
+        """Die after an operation, or in the middle of an append; the machine may crash with it."""
+        if call.operation == "append" and self._random.random() < 0.7:
+            tear_last_frame(Path(self._locate(), call.name), self._random)
         _die()
+
+
+@contextmanager
+def on_disk(harm: Harm, folder: Path, token: str) -> Iterator[None]:
+    """Run an attempt on a host's disk, which may be full; one that fails leaves no unfinished file there."""
+    try:
+        with full_disk(harm.disk_bytes):
+            yield
+    except Exception:
+        left = [path.name for path in folder.rglob(f"*-{token}.tmp")]
+        if left:
+            raise AssertionError(f"an attempt that failed leaves {left}") from None  # its error was injected
+        raise
+
+
+def opened(location: str, appends: bool) -> Store:
+    """The store of a location, a directory; it may be one that cannot append."""
+    return LocalStore(location) if appends else WholeObjects(LocalStore(location))
 
 
 def _die() -> None:
@@ -182,6 +210,7 @@ class SoakQuery(LocalQuery):
 
     def __init__(self, subject: Subject) -> None:
         self.run = Run(0, "", "location", 1, 0, {})
+        self._appends = subject.appends
         self.harmed = Harmed(lambda: self.location)
         super().__init__(
             subject.describe().operator,
@@ -191,7 +220,7 @@ class SoakQuery(LocalQuery):
         )
 
     def _open_own(self, location: str) -> Store:
-        return FaultStore(LocalStore(location), self.harmed)
+        return FaultStore(opened(location, self._appends), self.harmed)
 
     @property
     def location(self) -> str:
@@ -314,7 +343,8 @@ class Worker:
         query.clock = (TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s)
         data = self._described.data([as_input(row) for row in task.rows])
         read = query.operator.split(data, task.run.parallelism, task.time_ms)[task.subtask]
-        output = self._described.output(query.run_subtask(task.batch, task.subtask, read))
+        with on_disk(task.harm, query.local_of(task.host), f"{query.run_id}-{task.attempt}"):
+            output = self._described.output(query.run_subtask(task.batch, task.subtask, read))
         query.release()
         return [text for (text,) in output], query.harmed.faults - faults
 

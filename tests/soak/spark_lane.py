@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from statelog.testing.query import new_directory
 from tests.soak.moves import random_options
-from tests.soak.report import Difference
+from tests.soak.report import Difference, live_on
 from tests.spark.support import REPOSITORY, Driver, Job, ledger_model, make_orders, start_driver
 
 _LEG_TIMEOUT_S: Final = 300.0
@@ -44,27 +44,33 @@ class SparkLife:
         self._files = self._compared = 0
         self._ends: dict[int, int] = {}
         self._parallelism = 0
+        self._leg, self._legs = 0, self._random.randint(3, 5)
+        self._driver: Driver | None = None
 
     def run(self) -> None:
-        """Live to the end.
+        """Live to the end; raises Difference if something is not as the model has it."""
+        live_on(self._go_on, lambda: f"leg {self._leg} of {self._legs}", self._end_driver)
 
-        Raises
-        ------
-        Difference
-            If something is not as the model has it.
-        """
-        legs = self._random.randint(3, 5)
-        for leg in range(legs + 1):
-            is_last = leg == legs
-            if leg and self._random.random() < 0.4:
-                self._go_on_from_savepoint()
-            self._add_input(3 if is_last else self._random.randint(10, 18))  # Spark keeps 100 batches of its log
-            driver = self._start()
-            try:
-                self._finish(driver, was_killed=not is_last and self._kill_some(driver))
-            finally:
-                driver.process.kill()
-            self._compare()
+    def _go_on(self) -> bool:
+        is_last = self._leg == self._legs
+        if self._leg and self._random.random() < 0.4:
+            self._go_on_from_savepoint()
+        self._add_input(3 if is_last else self._random.randint(10, 18))  # Spark keeps 100 batches of its log
+        self._driver = self._start()
+        self._finish(self._driver, was_killed=not is_last and self._kill_some(self._driver))
+        self._end_driver()
+        self._compare()
+        self._leg += 1
+        if is_last:
+            self._end()
+        return not is_last
+
+    def _end_driver(self) -> None:
+        if self._driver is not None:
+            self._driver.process.kill()
+            self._driver = None
+
+    def _end(self) -> None:
         found, expected = len(self._job.results()), len(self._ends)
         if found != expected or self._ends[expected - 1] != self._files:
             raise Difference(f"{found} batches have a result; Spark read {self._files} files in {self._ends}")

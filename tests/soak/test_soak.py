@@ -45,12 +45,15 @@ def test_a_slice_of_the_soak_of_queries() -> None:
         assert counts[name] > 0, name
 
 
-def test_the_soak_of_queries_finds_a_planted_defect() -> None:
-    code, text = soak("--minutes", "2", "--seed", "7", "--plant", "newest-state", lane="queries")
+@pytest.mark.parametrize(
+    ("plant", "seed"), [("newest-state", "7"), pytest.param("debris", "43", marks=pytest.mark.extended)]
+)
+def test_the_soak_of_queries_finds_a_planted_defect(plant: str, seed: str) -> None:
+    code, text = soak("--minutes", "2", "--seed", seed, "--plant", plant, lane="queries")
     assert code == 1, text[-20_000:]
     failed = told(text, "failed")
     shutil.rmtree(failed["kept"])
-    assert f"repeat it with: ./dev soak --lane queries --seed 7 --life {failed['life']}" in text
+    assert f"repeat it with: ./dev soak --lane queries --seed {seed} --life {failed['life']}" in text
 
 
 @pytest.mark.parametrize(

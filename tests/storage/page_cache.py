@@ -120,16 +120,13 @@ class Machine:
         del file.disk[len(file.seen) :]
 
 
-def tear_last_entry(folder: Path, rng: random.Random) -> bool:
-    """Leave of the last entry in a log's folder what a crash of the machine may leave of its append.
+def tear_last_frame(path: Path, rng: random.Random) -> bool:
+    """Leave of the last frame in a log file what a crash of the machine may leave of its append.
 
-    False if no entry was appended to the newest file.
+    False if it is the file's first one, with which the file was made.
     """
-    newest = max(folder.glob("*.log"), default=None)
-    if newest is None:
-        return False
-    data, starts, end = bytearray(newest.read_bytes()), [], 0
-    reader = FrameReader(LocalStore(folder), newest.name)
+    data, starts, end = bytearray(path.read_bytes()), list[int](), 0
+    reader = FrameReader(LocalStore(path.parent), path.name)
     while frame := reader.frame_at(end, len(data)):
         starts.append(end)
         end = frame.end
@@ -140,7 +137,7 @@ def tear_last_entry(folder: Path, rng: random.Random) -> bool:
     for page in rng.sample(pages, rng.randint(1, len(pages))):
         first, last = max(start, page * page_bytes), min((page + 1) * page_bytes, end)
         data[first:last] = bytes(last - first)
-    newest.write_bytes(data[: rng.choice((end, rng.randint(start, end)))])
+    path.write_bytes(data[: rng.choice((end, rng.randint(start, end)))])
     return True
 
 

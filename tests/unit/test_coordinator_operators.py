@@ -37,7 +37,18 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.pins import Pin, pin_name, write_pin
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Kept, ReadProgress, Reply, TaskId
+from statelog.checkpoint.protocol import (
+    Acked,
+    Begin,
+    Begun,
+    CheckOwner,
+    Fetch,
+    Kept,
+    ReadProgress,
+    Reply,
+    TaskId,
+    TaskRequest,
+)
 from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.log.entry import Claim, QueryCheckpoint
@@ -183,7 +194,7 @@ class Query:
         assert isinstance(reply, Begun)
         return reply
 
-    def call(self, request: Begin | Fetch | ReadProgress | Ack, payload: bytes = b"") -> Reply:
+    def call(self, request: TaskRequest, payload: bytes = b"") -> Reply:
         return self.coordinator.handle(request, payload)
 
     def ack(self, uid: str, batch: int, data: bytes = b"data", subtask: int = 0, **more: Any) -> Acked:
@@ -633,7 +644,13 @@ def test_tasks_of_operators_outside_of_the_roster_are_refused(chain: Query) -> N
     chain.begin("a", 0)
     known = chain.task("a", 0)
     for task in (replace(known, uid="c"), replace(known, instance="elsewhere")):
-        requests = (Begin(task, 0, 0, None), Fetch(task, []), ReadProgress(task, 1, 2), make_ack(task, b"sum"))
+        requests = (
+            Begin(task, 0, 0, None),
+            Fetch(task, []),
+            ReadProgress(task, 1, 2),
+            CheckOwner(task),
+            make_ack(task, b"sum"),
+        )
         for request in requests:
             with pytest.raises(ConfigurationError, match=f"a task of operator '{task.uid}' ran in query") as caught:
                 chain.call(request)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,21 +24,10 @@ from statelog.runs.reader import Run
 from statelog.storage import LocalStore
 from tests.contract.table_contract import VALUE, make_run
 from tests.model.engine import Engine
+from tests.storage.full_disk import full_disk
 
-LIMIT_BYTES = 4096
 LARGE = bytes(range(256)) * 100
 EDGE = LocalRun(0, 0, bytes(16), bytes(range(16)))
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file can become larger than a page: writes fail half-way, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def large_run() -> Run:

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from statelog.checkpoint.protocol import Acked, Begin, Begun, Kept, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Acked, Begin, Begun, CheckOwner, Kept, Reply, Request, TaskId
 from statelog.clock import Clock
-from statelog.errors import ProtocolError
+from statelog.errors import CorruptionError, ErrorKind, FencedError, ProtocolError, StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.use import LocalCache, in_use, is_turn_to_remove, remove_unused
 from statelog.metrics import Measurements, Step
@@ -68,10 +68,25 @@ class Attempt:
     def local_in_use(self, local: Path) -> Iterator[None]:
         """Hold the local directory during the block, and then remove those that no subtask has used for long."""
         task = self.task
-        with in_use(local, task.batch):
+        with in_use(local, task.batch), self._fenced_first():
             yield
         if is_turn_to_remove(task.batch, task.subtask, self.parallelism):
             remove_unused(local, task.batch)
+
+    @contextmanager
+    def _fenced_first(self) -> Iterator[None]:
+        """Report damage as FencedError if a newer start owns the location: it deletes what this one still reads."""
+        try:
+            yield
+        except (CorruptionError, StorageError) as error:
+            if isinstance(error, CorruptionError) or error.kind is ErrorKind.OBJECT_MISSING:
+                try:
+                    self.call(CheckOwner(self.task), b"")
+                except FencedError as fenced:
+                    raise fenced from error
+                except StatelogError:
+                    pass  # who owns it cannot be told now
+            raise
 
     def begin(self, input_rows: int, time_ms: int | None) -> Begun | None:
         """Ask the coordinator for the state before the batch; `time_ms` is the batch time in the rows.

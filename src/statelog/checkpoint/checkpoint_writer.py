@@ -10,7 +10,7 @@ from statelog.checkpoint.batch import AcceptedAck, Batch
 from statelog.checkpoint.commit import compose_entry, rewrite_snapshots
 from statelog.checkpoint.garbage import Inventory
 from statelog.clock import Clock
-from statelog.errors import FencedError
+from statelog.errors import CorruptionError, FencedError
 from statelog.log.entry import INITIAL_BATCH, QueryCheckpoint, Section
 from statelog.log.numbered import NumberedLog
 from statelog.metrics import Measurements, Recorded, Step
@@ -89,13 +89,31 @@ class CheckpointWriter:
                     acks[uid], own.is_written = counted, True
             self._append(batch, acks, accepted, last, received_s)
 
+    def require_ownership(self) -> None:
+        """Raise FencedError, which names the new owner, if a newer start has claimed the log."""
+        with self.appending:
+            with self._lock:
+                self._require_running()
+            self._require_own_log()
+
+    def _require_own_log(self) -> None:
+        try:
+            self._log.require_ownership()
+        except FencedError as error:
+            self._stop(error)
+            raise
+
     def _append(
         self, batch: Batch, acks: dict[str, list[AcceptedAck]], accepted: int, last: ActiveOperator, received_s: float
     ) -> None:
         inventory = self._inventory
         self._report(Step.LAST_ACK, batch)
         for uid, counted in acks.items():
-            rewrite_snapshots(counted, self._store, inventory, self._operators[uid].name)
+            try:
+                rewrite_snapshots(counted, self._store, inventory, self._operators[uid].name)
+            except CorruptionError:
+                self._require_own_log()  # a newer start deletes what this one still reads
+                raise
         kept = [self.oldest_retained(batch), *self.held_batches, *inventory.points.pending]
         oldest = max(self._retained_from, min(kept))
         changes_from = inventory.changes_from(oldest)

@@ -30,6 +30,7 @@ from statelog.checkpoint.protocol import (
     Acked,
     Begin,
     Begun,
+    CheckOwner,
     Fetch,
     Fetched,
     Kept,
@@ -265,9 +266,12 @@ class Coordinator:
                 return self.fetch(request)
             case ReadProgress():
                 self._operator_of(request.task).restoring.note(request)
-                return Acked()
+            case CheckOwner():
+                self._operator_of(request.task)
+                self._writer.require_ownership()
             case Ack():
                 return self.ack(request, payload)
+        return Acked()
 
     def _operator_of(self, task: TaskId) -> ActiveOperator:
         operator = self._operators.get(task.uid)

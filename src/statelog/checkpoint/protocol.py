@@ -134,6 +134,12 @@ class ReadProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Bytes to read in total, as far as known."""
 
 
+class CheckOwner(msgspec.Struct, frozen=True, tag="owner"):
+    """A subtask has found damage, and asks whether its start still owns the location; a newer one deletes objects."""
+
+    task: TaskId
+
+
 class TaskTimes(msgspec.Struct, frozen=True, array_like=True):
     """Where a task's time went, in seconds; :class:`statelog.metrics.SubtaskMetrics` has the meanings."""
 
@@ -298,7 +304,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     hint: str
 
 
-TaskRequest = Begin | Fetch | ReadProgress | Ack
+TaskRequest = Begin | Fetch | ReadProgress | CheckOwner | Ack
 """What tasks of an operator ask its coordinator."""
 Request = TaskRequest | Tick | Ping
 Reply = Begun | Kept | Fetched | Acked | Ticked | Pinged | Failure

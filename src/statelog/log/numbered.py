@@ -13,6 +13,9 @@ because the system gives up data that it could not write. So nothing is appended
 in the next file, whose fence ends the file before in front of the frame. If a newer start has counted the frame, that
 number is taken. And a start that counts the last frame of an older one writes it again, before its own fence counts it.
 
+A claim must not be on the disk without the file before it. So a start first makes the name of that file durable: its
+maker may have had no time to.
+
 Files are removed in such an order that even a writer who slept meanwhile notices: the file of a claim goes only after
 the file before it. So the writer of an older epoch finds the next number taken, or its own newest file gone.
 """
@@ -22,11 +25,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from statelog.clock import Clock
-from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
+from statelog.errors import CorruptionError, ErrorKind, FencedError, StatelogError, StorageError
 from statelog.log.entry import (
     FRAME_HEADER_BYTES,
     Claim,
@@ -182,7 +186,7 @@ class NumberedLog:
             self._store.append(self.name_of(self.number), fence, at=self._end)
             self._end += sum(map(len, fence))
         # A newer epoch that claims from here on finds the fence, so both agree on the entries before.
-        self._require_ownership(self._end)
+        self._require_own_file(self._end)
         self._note_claims(contents)
         self._looked_s, self._lost = looked_s, ""
         self._is_used = claim.has_news
@@ -250,7 +254,7 @@ class NumberedLog:
     def _append(self, parts: list[bytes], frame_bytes: int) -> None:
         self._is_used = self._is_in_doubt = True
         self._store.append(self.name_of(self.number), [*parts], at=self._end)
-        self._require_ownership(self._end + frame_bytes)
+        self._require_own_file(self._end + frame_bytes)
         self._end, self._is_in_doubt = self._end + frame_bytes, False
 
     def _start_file(self, parts: list[bytes]) -> None:
@@ -294,7 +298,7 @@ class NumberedLog:
         frame = FrameReader(self._store, name).frame_at(0, size_bytes)
         return frame is not None and frame.entry.epoch == self.epoch and not isinstance(frame.entry, Claim)
 
-    def _require_ownership(self, end: int) -> None:
+    def _require_own_file(self, end: int) -> None:
         """Check that no newer claim exists, and that the own file does: it would be deleted before any newer file."""
         if self._size(self.number + 1) is not None:
             self._lose(f"file {self.number + 1} is another run's")
@@ -310,8 +314,17 @@ class NumberedLog:
             self._require_newest()
         self._looked_s = looked_s
 
+    def require_ownership(self) -> None:
+        """Raise FencedError if a newer epoch has claimed the log; StorageError if the store fails."""
+        if self._lost:
+            self._lose(self._lost)
+        self._require_newest()
+
     def _require_newest(self) -> None:
-        if max(self._files(), default=0) != self.number:
+        files = self._files()
+        newest = max(files, default=0)
+        is_doubted = self._is_in_doubt and newest == self.number + 1
+        if newest != self.number and not (is_doubted and self._is_own(self.name_of(newest), files[newest].size_bytes)):
             self._lose("another run's files are newer than its own")
 
     # ---- Reading ----
@@ -452,6 +465,19 @@ class NumberedLog:
     def _lose(self, reason: str) -> NoReturn:
         self._lost = reason
         raise FencedError(
-            f"{self._store!r}: epoch {self.epoch} does not own the log {self._prefix}: {reason}.",
+            f"{self._store!r}: epoch {self.epoch} does not own the log {self._prefix}: {reason}.{self._owner()}",
             hint="Stop this driver: only one run of a query can write to a location, and the newest claim wins.",
         )
+
+    def _owner(self) -> str:
+        """Who owns the log by its newest file, as a sentence; empty if that is no newer epoch, or cannot be read."""
+        with suppress(StatelogError):
+            files = self._files()
+            newest = max(files, default=self.number)
+            reader, end = FrameReader(self._store, self.name_of(newest), newest), 0
+            while newest in files and (frame := reader.frame_at(end, files[newest].size_bytes)):
+                entry, end = frame.entry, frame.end
+                if not isinstance(entry, Fence):
+                    is_newer = entry.epoch > self.epoch
+                    return f" It is run {entry.run_id} of query {entry.query_id} that owns it." if is_newer else ""
+        return ""
