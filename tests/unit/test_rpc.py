@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
+from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError, StatelogError
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Failure, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
 from statelog.clock import SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
@@ -827,3 +827,42 @@ def test_who_waits_for_room_goes_on_once_there_is_some() -> None:
         assert other.is_alive()
     other.join(10)
     assert not other.is_alive()
+
+
+# ---- Messages of another form ----
+
+MALFORMED = [
+    b"", b"\xc1", msgspec.msgpack.encode({"type": "nothing"}), msgspec.msgpack.encode([1]), b"\x91" * 5000 + b"\x01",
+    b"\x81\xa4type\xa4\xff\xff\xff\xff", b"\x82\xa4type\xa4ping\xa4name\xa1\xff",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("request_bytes", MALFORMED)
+def test_a_malformed_request_is_answered_with_an_error_of_statelog(
+    request_bytes: bytes, server: RpcServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = msgspec.msgpack.Decoder(Reply).decode(server._answer(request_bytes, b""))
+    assert isinstance(reply, Failure)
+    assert reply.error == "ProtocolError"
+    assert "a request of an unknown form" in reply.message
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("reply", [*MALFORMED, b"\x82\xa4type\xa7failure\xa5error\xa1\xff"])
+def test_a_malformed_reply_is_an_error_of_statelog(
+    reply: bytes, server: RpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_answer", lambda request, payload: reply)
+    client = client_of(server)
+    with pytest.raises(ProtocolError):
+        client.call(Ping("a test"))
+
+
+def test_an_error_of_a_kind_that_only_the_other_version_knows(
+    server: RpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = msgspec.msgpack.encode(Failure("NewError", "something new", "new-kind", ""))
+    monkeypatch.setattr(server, "_answer", lambda request, payload: failure)
+    client = client_of(server)
+    with pytest.raises(StatelogError, match="something new"):
+        client.call(Ping("a test"))
