@@ -31,7 +31,7 @@ from statelog.checkpoint.pins import Pin, read_pin, write_pin
 from statelog.checkpoint.query_history import read_history
 from statelog.convert.type_json import parse_type_json
 from statelog.errors import StatelogError
-from statelog.local.materializer import Grant, Materializer, _Job, _Merging
+from statelog.local.materializer import Grant, Materializer
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import FRAME_HEADER_BYTES, FRAME_MAGIC
 from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
@@ -47,6 +47,7 @@ from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, encode
 from statelog.runs.times import Moment
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.savepoints.parquet import TableFile
+from statelog.sealed import seal
 from statelog.storage import LocalStore
 from tests.model.engine import Engine
 
@@ -449,6 +450,16 @@ def savepoints(folder: Path) -> Round:
     return one
 
 
+class Job(msgspec.Struct):
+    """What the file of a job has."""
+
+    run_id: str
+    target: str
+    merging: dict[str, Any]
+    garbage: Garbage
+    grant: str
+
+
 def jobs(folder: Path) -> Round:
     """A job's progress beside the local runs."""
     local = LocalRuns(folder / "local")
@@ -465,10 +476,11 @@ def jobs(folder: Path) -> Round:
         token="1-token",
     )
     names = [LocalRun(0, batch, bytes(16), bytes(16)).file_name for batch in range(3)]
-    job = _Job(run_id="run", target=names[2], merging=_Merging(names[:2]), garbage=Garbage(Moment(0, 0), {}), grant="g")
-    materializer._save(job)
     path = folder / "local" / "job" / "job.json"
-    data = path.read_bytes()
+    merging = {"inputs": names[:2], "position": None, "written": None, "size_bytes": 0}
+    data = seal(Job("run", names[2], merging, Garbage(Moment(0, 0), {}), "g"), "materialization job", 1)
+    path.write_bytes(data)
+    assert materializer.inputs() == set(names), "the file is one that a job has written"
 
     def one(rng: random.Random) -> None:
         path.parent.mkdir(exist_ok=True)

@@ -368,6 +368,13 @@ def know_another_secret(connection: socket.socket) -> None:
     connection.sendall(make_proof(b"w" * 32, Side.SERVER, hello, own))
 
 
+def know(connection: socket.socket) -> None:
+    hello = new_hello()
+    connection.sendall(hello)
+    own = read(connection, HELLO_BYTES + PROOF_BYTES)[:HELLO_BYTES]
+    connection.sendall(make_proof(SECRET, Side.SERVER, hello, own))
+
+
 def be_of_another_version(connection: socket.socket) -> None:
     hello = b"statelog-rpc-1\0\0" + bytes(HELLO_BYTES - 16)
     connection.sendall(hello)
@@ -385,13 +392,6 @@ def test_client_refuses_a_server_that_does_not_know_the_secret(play: Callable[[s
 
 def test_client_takes_a_server_that_knows_the_secret() -> None:
     """The others are refused for what they do wrong, not for how they are played."""
-
-    def know(connection: socket.socket) -> None:
-        hello = new_hello()
-        connection.sendall(hello)
-        own = read(connection, HELLO_BYTES + PROOF_BYTES)[:HELLO_BYTES]
-        connection.sendall(make_proof(SECRET, Side.SERVER, hello, own))
-
     with impostor(know) as port:
         RpcClient(HOST, port, SECRET).close()
 
@@ -841,28 +841,39 @@ MALFORMED = [
 def test_a_malformed_request_is_answered_with_an_error_of_statelog(
     request_bytes: bytes, server: RpcServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reply = msgspec.msgpack.Decoder(Reply).decode(server._answer(request_bytes, b""))
+    with authenticated(server) as connection:
+        connection.sendall(struct.pack("!IQ", len(request_bytes), 0) + request_bytes)
+        (size,) = struct.unpack("!Q", read(connection, 8))
+        reply = msgspec.msgpack.Decoder(Reply).decode(read(connection, size))
     assert isinstance(reply, Failure)
     assert reply.error == "ProtocolError"
     assert "a request of an unknown form" in reply.message
     assert "Traceback" not in caplog.text
 
 
+def called(reply: bytes) -> object:
+    """What a client makes of a reply."""
+
+    def answer(connection: socket.socket) -> None:
+        know(connection)
+        (request_bytes, _) = struct.unpack("!IQ", read(connection, 12))
+        read(connection, request_bytes)
+        connection.sendall(struct.pack("!Q", len(reply)) + reply)
+
+    with impostor(answer) as port:
+        client = RpcClient(HOST, port, SECRET)
+        try:
+            return client.call(Ping("a test"))
+        finally:
+            client.close()
+
+
 @pytest.mark.parametrize("reply", [*MALFORMED, b"\x82\xa4type\xa7failure\xa5error\xa1\xff"])
-def test_a_malformed_reply_is_an_error_of_statelog(
-    reply: bytes, server: RpcServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_answer", lambda request, payload: reply)
-    client = client_of(server)
-    with pytest.raises(ProtocolError):
-        client.call(Ping("a test"))
+def test_a_malformed_reply_is_an_error_of_statelog(reply: bytes) -> None:
+    with pytest.raises(ProtocolError, match="cannot be reached: .*Error"):
+        called(reply)
 
 
-def test_an_error_of_a_kind_that_only_the_other_version_knows(
-    server: RpcServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failure = msgspec.msgpack.encode(Failure("NewError", "something new", "new-kind", ""))
-    monkeypatch.setattr(server, "_answer", lambda request, payload: failure)
-    client = client_of(server)
+def test_an_error_of_a_kind_that_only_the_other_version_knows() -> None:
     with pytest.raises(StatelogError, match="something new"):
-        client.call(Ping("a test"))
+        called(msgspec.msgpack.encode(Failure("NewError", "something new", "new-kind", "")))
