@@ -218,6 +218,12 @@ def run_of(compression: str | None) -> bytes:
     )
 
 
+def read_values(rows: pa.RecordBatch | pa.Table) -> None:
+    """Convert all values; some are no values of Python's, as Spark's strings may be no UTF-8."""
+    with suppress(ValueError, OverflowError):
+        rows.to_pylist()
+
+
 def read_run(run: Run) -> None:
     """Search, convert and merge a run's rows."""
     for section in run.sections.values():
@@ -226,11 +232,11 @@ def read_run(run: Run) -> None:
         for block in section.blocks:
             with suppress(StatelogError):
                 batch = block.batch
-                columns.to_rows(batch, positions).to_pylist()
+                read_values(columns.to_rows(batch, positions))
                 block.match(block.hashes, batch.column(1))
                 block.sizes(*block.spans(block.hashes))
                 if section.state.kind is StateKind.TIMER:
-                    block.take(block.due(-5, 20)).to_pylist()
+                    read_values(block.take(block.due(-5, 20)))
     for state in states():
         with suppress(StatelogError):
             run.section(state)
@@ -279,7 +285,7 @@ def snapshots(folder: Path) -> Round:
             index = damaged_document(index, rng)
         head = struct.pack("<8sIQ", magic, len(index), xxhash.xxh3_64_intdigest(index)) + index
         for section in Snapshot(head + bytes(-len(head) % 64) + body, "x").sections.values():
-            section.rows.to_pylist()
+            read_values(section.rows)
 
     return one
 
@@ -296,7 +302,7 @@ def outputs(folder: Path) -> Round:
         with suppress(StatelogError):
             parse_type_json(stored_columns(data, "x"), "x")
         for batch in stored_batches(data, "x"):
-            batch.to_pylist()
+            read_values(batch)
 
     return one
 
@@ -361,7 +367,7 @@ def logs(folder: Path) -> Round:
             newest = history.histories[identity].latest
             for state in [] if newest is None else newest.states[:2]:
                 with suppress(StatelogError):
-                    read_state(str(location), uid, state.name).read_all().to_pylist()
+                    read_values(read_state(str(location), uid, state.name).read_all())
 
     return one
 
@@ -445,7 +451,7 @@ def savepoints(folder: Path) -> Round:
             own = msgspec.structs.replace(saved, files=[described])
             changed = msgspec.structs.replace(operator, states=[own])
             msgspec.structs.replace(manifest, operators=[changed]).write(store)
-        read_state(str(folder / "savepoint"), "op", "value").read_all().to_pylist()
+        read_values(read_state(str(folder / "savepoint"), "op", "value").read_all())
 
     return one
 
