@@ -21,6 +21,8 @@ _RECORD_BATCH: Final = 3
 """The type of a message's header."""
 _MOST_GROWTH: Final = {0: 255, 1: 1 << 15}
 """How many times its size a buffer can have when it is decompressed: of LZ4, and of zstd."""
+_MOST_SPREAD: Final = 2
+"""How many times the size of its columns a batch may take: rows of a longer batch may be written with more offsets."""
 _SPARE_BYTES: Final = 64
 """What a buffer may have beyond its values: padding."""
 _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
@@ -34,7 +36,7 @@ class MalformedMessage(Exception):
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema, rows: int, size_bytes: int | None = None) -> pa.RecordBatch:
-    """Read a record batch message that has `rows` rows of a schema, and nothing behind it.
+    """Read a record batch message that has `rows` rows of a schema.
 
     The message may be compressed if `size_bytes` is given, the size of its columns without compression. Raises
     MalformedMessage.
@@ -196,7 +198,7 @@ def _require_declared(message: memoryview, size_bytes: int | None) -> None:
         if not 0 <= declared <= min(length * growth, MAX_COLUMN_BYTES + _SPARE_BYTES):
             raise ValueError(f"a buffer of {length} bytes cannot have {declared} when it is decompressed")
         total += declared
-    if size_bytes is not None and total > size_bytes + _SPARE_BYTES * len(buffers):
+    if size_bytes is not None and total > _MOST_SPREAD * size_bytes + _SPARE_BYTES * len(buffers):
         raise ValueError(f"its buffers have {total} bytes when they are decompressed, not {size_bytes}")
 
 
