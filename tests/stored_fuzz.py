@@ -31,7 +31,7 @@ from statelog.checkpoint.pins import Pin, read_pin, write_pin
 from statelog.checkpoint.query_history import read_history
 from statelog.convert.type_json import parse_type_json
 from statelog.errors import StatelogError
-from statelog.local.materializer import Grant, Materializer, _Job, _Merging
+from statelog.local.materializer import Grant, Materializer
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import FRAME_HEADER_BYTES, FRAME_MAGIC
 from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
@@ -47,6 +47,7 @@ from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, encode
 from statelog.runs.times import Moment
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.savepoints.parquet import TableFile
+from statelog.sealed import seal
 from statelog.storage import LocalStore
 from tests.model.engine import Engine
 
@@ -217,6 +218,12 @@ def run_of(compression: str | None) -> bytes:
     )
 
 
+def read_values(rows: pa.RecordBatch | pa.Table) -> None:
+    """Convert all values; some are no values of Python's, as Spark's strings may be no UTF-8."""
+    with suppress(ValueError, OverflowError):
+        rows.to_pylist()
+
+
 def read_run(run: Run) -> None:
     """Search, convert and merge a run's rows."""
     for section in run.sections.values():
@@ -225,11 +232,11 @@ def read_run(run: Run) -> None:
         for block in section.blocks:
             with suppress(StatelogError):
                 batch = block.batch
-                columns.to_rows(batch, positions).to_pylist()
+                read_values(columns.to_rows(batch, positions))
                 block.match(block.hashes, batch.column(1))
                 block.sizes(*block.spans(block.hashes))
                 if section.state.kind is StateKind.TIMER:
-                    block.take(block.due(-5, 20)).to_pylist()
+                    read_values(block.take(block.due(-5, 20)))
     for state in states():
         with suppress(StatelogError):
             run.section(state)
@@ -278,7 +285,7 @@ def snapshots(folder: Path) -> Round:
             index = damaged_document(index, rng)
         head = struct.pack("<8sIQ", magic, len(index), xxhash.xxh3_64_intdigest(index)) + index
         for section in Snapshot(head + bytes(-len(head) % 64) + body, "x").sections.values():
-            section.rows.to_pylist()
+            read_values(section.rows)
 
     return one
 
@@ -295,7 +302,7 @@ def outputs(folder: Path) -> Round:
         with suppress(StatelogError):
             parse_type_json(stored_columns(data, "x"), "x")
         for batch in stored_batches(data, "x"):
-            batch.to_pylist()
+            read_values(batch)
 
     return one
 
@@ -360,7 +367,7 @@ def logs(folder: Path) -> Round:
             newest = history.histories[identity].latest
             for state in [] if newest is None else newest.states[:2]:
                 with suppress(StatelogError):
-                    read_state(str(location), uid, state.name).read_all().to_pylist()
+                    read_values(read_state(str(location), uid, state.name).read_all())
 
     return one
 
@@ -444,9 +451,19 @@ def savepoints(folder: Path) -> Round:
             own = msgspec.structs.replace(saved, files=[described])
             changed = msgspec.structs.replace(operator, states=[own])
             msgspec.structs.replace(manifest, operators=[changed]).write(store)
-        read_state(str(folder / "savepoint"), "op", "value").read_all().to_pylist()
+        read_values(read_state(str(folder / "savepoint"), "op", "value").read_all())
 
     return one
+
+
+class Job(msgspec.Struct):
+    """What the file of a job has."""
+
+    run_id: str
+    target: str
+    merging: dict[str, Any]
+    garbage: Garbage
+    grant: str
 
 
 def jobs(folder: Path) -> Round:
@@ -466,10 +483,11 @@ def jobs(folder: Path) -> Round:
         token="1-token",
     )
     names = [LocalRun(0, batch, bytes(16), bytes(16)).file_name for batch in range(3)]
-    job = _Job(run_id="run", target=names[2], merging=_Merging(names[:2]), garbage=Garbage(Moment(0, 0), {}), grant="g")
-    materializer._save(job)
     path = folder / "local" / "job" / "job.json"
-    data = path.read_bytes()
+    merging = {"inputs": names[:2], "position": None, "written": None, "size_bytes": 0}
+    data = seal(Job("run", names[2], merging, Garbage(Moment(0, 0), {}), "g"), "materialization job", 1)
+    path.write_bytes(data)
+    assert materializer.inputs() == set(names), "the file is one that a job has written"
 
     def one(rng: random.Random) -> None:
         path.parent.mkdir(exist_ok=True)

@@ -88,6 +88,21 @@ def test_nothing_else_is_served(page: statelog.PageServer, method: str, path: st
     assert ask(page, path, method)[0].status == status
 
 
+def test_a_visit_leaves_the_location_as_it_is(query: Story, page: statelog.PageServer) -> None:
+    """Also one that reads state, which is pinned meanwhile."""
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in Path(query.location).rglob("*") if path.is_file()}
+
+    before = files()
+    assert ask(page)[0].status == 200
+    assert ask(page, "/checkpoints?operator=op")[0].status == 200
+    key = f'[77, "{EVIL}"]'
+    assert look_up(page, state="value", key=key)
+    assert look_up(page, state="list", key=key, show="history")
+    assert files() == before
+
+
 def test_another_name_of_this_host_is_refused(page: statelog.PageServer) -> None:
     port = urlsplit(page.url).port
     assert ask(page, Host=f"evil.example:{port}")[0].status == 403

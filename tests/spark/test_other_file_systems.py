@@ -14,9 +14,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import statelog
+from statelog.errors import ConfigurationError
 from statelog.spark import internals
 from statelog.spark.checkpoint_location import open_checkpoint
 from statelog.spark.clock_offsets import fit_clock_offsets
+from statelog.spark.hadoop_files import HadoopFiles
 from tests.spark.file_systems import KEEPING, SHELF, VIEW, Mount, mounted
 from tests.stored_query import StoredQuery, saved_values
 from tests.unit.test_crash_points import Killed, When
@@ -32,6 +34,23 @@ _T = TypeVar("_T")
 def mount_place(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Mount]:
     with mounted(spark, request.param, tmp_path) as made:
         yield made
+
+
+@pytest.mark.parametrize(
+    "name", ["../other/job.conf", "commits/../../other/job.conf", "/job.conf", "commits//5", "commits/.", ""]
+)
+def test_no_name_leads_out_of_the_location(spark: SparkSession, place: Mount, tmp_path: Path, name: str) -> None:
+    """Hadoop follows dots: a file of a savepoint must not be written elsewhere, whatever a manifest calls it."""
+    other = tmp_path / "other" / "job.conf"
+    other.parent.mkdir()
+    other.write_text("good")
+    files = HadoopFiles(spark, place.of(tmp_path / "checkpoint"))
+    with pytest.raises(ConfigurationError, match="is not a name of a file"):
+        files.write(name, b"EVIL")
+    with pytest.raises(ConfigurationError, match="is not a name of a file"):
+        files.read(name)
+    assert other.read_text() == "good"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [other]
 
 
 # ---- Every operation ----

@@ -12,7 +12,7 @@ import statelog
 from statelog import Step
 from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
 from statelog.errors import ConfigurationError
-from statelog.log.entry import Entry, Parent, QueryCheckpoint, Section, encode_frame
+from statelog.log.entry import Entry, EntryPlace, Parent, QueryCheckpoint, Section, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
@@ -115,7 +115,7 @@ class Stored:
 
     def pin(self, token: bytes, *names: str, lasts_s: float | None = 100.0, branch: str = "") -> str:
         """Put a pin of some objects; returns its name."""
-        made = Pin("query", 0, b"", 0, "test", 0, lasts_s, [], [], sorted(names), branch=branch)
+        made = Pin("query", 0, b"", 0, "test", 0, lasts_s, [EntryPlace(1, 0)], [], sorted(names), branch=branch)
         name = pin_name(0, token)
         write_pin(self.store, name, made)
         os.utime(self.directory / name, (1000, 1000))

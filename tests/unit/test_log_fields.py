@@ -33,6 +33,20 @@ def test_records_have_the_fields_of_the_block_that_they_are_written_in(caplog: p
     assert vars(caplog.records[2])["more"] == 1
 
 
+def test_a_record_is_one_line_whatever_the_texts_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A stored name or the text of an error forges no record of its own, and no colours."""
+    log = get_logger("statelog.test")
+    log.warning("%s is %d: %s", "op\nWARN forged\x1b[31m", 3, ValueError("a\r\n\x9bb"))
+    try:
+        raise ValueError("damaged")
+    except ValueError:
+        log.exception("failed: %s", "a\nb")
+    assert caplog.records[0].getMessage() == r"op\nWARN forged\x1b[31m is 3: a\r\n\x9bb"
+    assert caplog.records[1].getMessage() == r"failed: a\nb"
+    assert caplog.records[1].exc_info
+    assert {record.funcName for record in caplog.records} == {"test_a_record_is_one_line_whatever_the_texts_in_it"}
+
+
 def test_a_thread_in_the_background_is_about_the_operator_alone(caplog: pytest.LogCaptureFixture) -> None:
     log = get_logger("statelog.test")
     with log_fields(LogFields("op", 7, 2)):

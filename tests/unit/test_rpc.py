@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
+from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError, StatelogError
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Failure, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
 from statelog.clock import SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
@@ -368,6 +368,13 @@ def know_another_secret(connection: socket.socket) -> None:
     connection.sendall(make_proof(b"w" * 32, Side.SERVER, hello, own))
 
 
+def know(connection: socket.socket) -> None:
+    hello = new_hello()
+    connection.sendall(hello)
+    own = read(connection, HELLO_BYTES + PROOF_BYTES)[:HELLO_BYTES]
+    connection.sendall(make_proof(SECRET, Side.SERVER, hello, own))
+
+
 def be_of_another_version(connection: socket.socket) -> None:
     hello = b"statelog-rpc-1\0\0" + bytes(HELLO_BYTES - 16)
     connection.sendall(hello)
@@ -385,13 +392,6 @@ def test_client_refuses_a_server_that_does_not_know_the_secret(play: Callable[[s
 
 def test_client_takes_a_server_that_knows_the_secret() -> None:
     """The others are refused for what they do wrong, not for how they are played."""
-
-    def know(connection: socket.socket) -> None:
-        hello = new_hello()
-        connection.sendall(hello)
-        own = read(connection, HELLO_BYTES + PROOF_BYTES)[:HELLO_BYTES]
-        connection.sendall(make_proof(SECRET, Side.SERVER, hello, own))
-
     with impostor(know) as port:
         RpcClient(HOST, port, SECRET).close()
 
@@ -827,3 +827,53 @@ def test_who_waits_for_room_goes_on_once_there_is_some() -> None:
         assert other.is_alive()
     other.join(10)
     assert not other.is_alive()
+
+
+# ---- Messages of another form ----
+
+MALFORMED = [
+    b"", b"\xc1", msgspec.msgpack.encode({"type": "nothing"}), msgspec.msgpack.encode([1]), b"\x91" * 5000 + b"\x01",
+    b"\x81\xa4type\xa4\xff\xff\xff\xff", b"\x82\xa4type\xa4ping\xa4name\xa1\xff",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("request_bytes", MALFORMED)
+def test_a_malformed_request_is_answered_with_an_error_of_statelog(
+    request_bytes: bytes, server: RpcServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with authenticated(server) as connection:
+        connection.sendall(struct.pack("!IQ", len(request_bytes), 0) + request_bytes)
+        (size,) = struct.unpack("!Q", read(connection, 8))
+        reply = msgspec.msgpack.Decoder(Reply).decode(read(connection, size))
+    assert isinstance(reply, Failure)
+    assert reply.error == "ProtocolError"
+    assert "a request of an unknown form" in reply.message
+    assert "Traceback" not in caplog.text
+
+
+def called(reply: bytes) -> object:
+    """What a client makes of a reply."""
+
+    def answer(connection: socket.socket) -> None:
+        know(connection)
+        (request_bytes, _) = struct.unpack("!IQ", read(connection, 12))
+        read(connection, request_bytes)
+        connection.sendall(struct.pack("!Q", len(reply)) + reply)
+
+    with impostor(answer) as port:
+        client = RpcClient(HOST, port, SECRET)
+        try:
+            return client.call(Ping("a test"))
+        finally:
+            client.close()
+
+
+@pytest.mark.parametrize("reply", [*MALFORMED, b"\x82\xa4type\xa7failure\xa5error\xa1\xff"])
+def test_a_malformed_reply_is_an_error_of_statelog(reply: bytes) -> None:
+    with pytest.raises(ProtocolError, match="cannot be reached: .*Error"):
+        called(reply)
+
+
+def test_an_error_of_a_kind_that_only_the_other_version_knows() -> None:
+    with pytest.raises(StatelogError, match="something new"):
+        called(msgspec.msgpack.encode(Failure("NewError", "something new", "new-kind", "")))

@@ -11,6 +11,7 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import AcceptedAck
 from statelog.checkpoint.garbage import Retention
 from statelog.checkpoint.materialization import MaterializationPolicy
+from statelog.errors import StatelogError
 from statelog.log.entry import Section
 from statelog.metrics import CheckpointMetrics, HotKey, HotKeyGroup, Recorded, StateMetrics, SubtaskMetrics
 from statelog.operators.keyed.hot_keys import MOST
@@ -122,7 +123,7 @@ def _decoded(codec: KeyCodec, key: bytes) -> tuple[Any, ...] | None:
     """The values of a key; None if it was not told, or Python has no such value, as for a date after the year 9999."""
     try:
         return codec.decode_all([key])[0] if key else None
-    except (ValueError, ArithmeticError):
+    except (StatelogError, ValueError, ArithmeticError):
         return None  # the checkpoint is durable already, so nothing may fail here
 
 

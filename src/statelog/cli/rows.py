@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from statelog.cli.progress import shown_progress
 from statelog.cli.shown import show_table
-from statelog.shown import plain_json
+from statelog.shown import plain_json, plain_text
 
 
 def show_rows(rows: pa.RecordBatchReader, *, limit: int = 0, as_json: bool) -> None:
@@ -48,4 +48,4 @@ def _first(rows: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatc
 
 
 def _text(value: Any) -> str:
-    return "null" if value is None else str(value)
+    return "null" if value is None else plain_text(str(value))

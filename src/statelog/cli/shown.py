@@ -54,7 +54,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         return
     table = Table(*map(plain_text, headings), box=box.SIMPLE, show_header=any(headings), pad_edge=False)
     for row in rows:
-        table.add_row(*map(plain_text, row))
+        table.add_row(*(plain_text(cell, "\n") for cell in row))
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False, emoji=False)
     console.print(table)
 
@@ -67,9 +67,9 @@ def cell_text(name: str, value: Any) -> str:
         if name.endswith(suffix):
             return text(value)
     if isinstance(value, (tuple, list)):
-        return ", ".join(map(str, value))
+        return plain_text(", ".join(map(str, value)))
     if isinstance(value, float):
         return f"{value:.2f}"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if type(value) is int and name.endswith(("rows", "keys")) else str(value)
+    return f"{value:,}" if type(value) is int and name.endswith(("rows", "keys")) else plain_text(str(value))

@@ -127,10 +127,10 @@ class LocalRuns:
         if run is None:
             path = self.directory / local_run.file_name
             try:
-                run = self._map(path)
                 if not self.stamps.is_stamped(path):
-                    run.verify()
+                    self._map(path, is_trusted=False).verify()
                     self.stamps.stamp(path)
+                run = self._map(path)
             except (CorruptionError, pa.ArrowInvalid):
                 self._discard(path)
                 raise
@@ -175,7 +175,7 @@ class LocalRuns:
                 # Only the oldest rows may lose their removals before all are merged.
                 is_oldest = is_bottom and not merged
                 self._merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage)
-                merged.append(_map(temporary))
+                merged.append(_map(temporary, is_trusted=True))
                 temporary.unlink()  # it stays mapped
                 group = following
             self._merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
@@ -240,8 +240,8 @@ class LocalRuns:
         self.keep(written, local_run)
         self._opened[local_run.file_name] = self._map(self.directory / local_run.file_name)
 
-    def _map(self, path: Path) -> Run:
-        return _map(path, on_damage=partial(self._discard, path))
+    def _map(self, path: Path, *, is_trusted: bool = True) -> Run:
+        return _map(path, on_damage=partial(self._discard, path), is_trusted=is_trusted)
 
     def _discard(self, path: Path) -> None:
         """Remove a damaged file, and forget its map, as another process may bring the file back."""
@@ -315,9 +315,9 @@ def _in_groups(runs: Iterable[Run], policy: MergePolicy) -> Iterator[list[Run]]:
         yield group
 
 
-def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
+def _map(path: Path, on_damage: Callable[[], None] | None = None, *, is_trusted: bool = False) -> Run:
     with pa.memory_map(str(path)) as mapped:
-        return Run(mapped.read_buffer(), str(path), on_damage=on_damage)
+        return Run(mapped.read_buffer(), str(path), on_damage=on_damage, is_trusted=is_trusted)
 
 
 def writing_batch(file_name: str) -> int:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES
@@ -22,6 +21,8 @@ _RECORD_BATCH: Final = 3
 """The type of a message's header."""
 _MOST_GROWTH: Final = {0: 255, 1: 1 << 15}
 """How many times its size a buffer can have when it is decompressed: of LZ4, and of zstd."""
+_MOST_SPREAD: Final = 2
+"""How many times the size of its columns a batch may take: rows of a longer batch may be written with more offsets."""
 _SPARE_BYTES: Final = 64
 """What a buffer may have beyond its values: padding."""
 _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
@@ -35,7 +36,7 @@ class MalformedMessage(Exception):
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema, rows: int, size_bytes: int | None = None) -> pa.RecordBatch:
-    """Read a record batch message that has `rows` rows of a schema, and nothing behind it.
+    """Read a record batch message that has `rows` rows of a schema.
 
     The message may be compressed if `size_bytes` is given, the size of its columns without compression. Raises
     MalformedMessage.
@@ -197,7 +198,7 @@ def _require_declared(message: memoryview, size_bytes: int | None) -> None:
         if not 0 <= declared <= min(length * growth, MAX_COLUMN_BYTES + _SPARE_BYTES):
             raise ValueError(f"a buffer of {length} bytes cannot have {declared} when it is decompressed")
         total += declared
-    if size_bytes is not None and total > size_bytes + _SPARE_BYTES * len(buffers):
+    if size_bytes is not None and total > _MOST_SPREAD * size_bytes + _SPARE_BYTES * len(buffers):
         raise ValueError(f"its buffers have {total} bytes when they are decompressed, not {size_bytes}")
 
 
@@ -205,41 +206,42 @@ def _require_declared(message: memoryview, size_bytes: int | None) -> None:
 
 
 def require_valid(batch: pa.RecordBatch) -> None:
-    """Raise ValueError or ArrowInvalid if a value of a batch lies outside of its buffers, or is no text."""
+    """Raise ValueError or ArrowInvalid if a value of a batch lies outside of its buffers."""
     batch.validate()
     for column in batch.columns:
         _require_inside(column)
 
 
 def _require_inside(array: pa.Array) -> None:
-    """Raise ValueError or ArrowInvalid if a value of an array lies outside of its buffers, or is no text."""
+    """Raise ValueError or ArrowInvalid if a value of an array lies outside of its buffers."""
     kind = array.type
     if not len(array) or (not kind.num_fields and kind.num_buffers <= 2):
         return  # all values have the same size
     if pa.types.is_struct(kind):
         for index in range(kind.num_fields):
             _require_inside(array.field(index))
-    elif pa.types.is_binary(kind) or pa.types.is_string(kind):
-        offsets = _ascending(array)
-        data = array.buffers()[2]
-        if pa.types.is_string(kind) and data is not None and not _is_ascii(data, offsets):
-            array.validate(full=True)
-    elif pa.types.is_list(kind) or pa.types.is_map(kind):
-        _ascending(array)
-        _require_inside(array.values)
+    elif _offset_type(kind) is not None:
+        _require_ascending(array)
+        if kind.num_fields:  # else bytes or text, of which any is legal: Spark's strings may be no UTF-8
+            _require_inside(array.values)
     else:
         array.validate(full=True)
 
 
-def _ascending(array: pa.Array) -> npt.NDArray[np.int32]:
-    """The offsets of an array; ValueError unless they ascend. Arrow has checked the first and the last."""
-    buffer = array.buffers()[1]
-    offsets = np.frombuffer(buffer, np.int32, len(array) + 1, 4 * array.offset)
+def _offset_type(kind: pa.DataType) -> type[np.signedinteger[Any]] | None:
+    """The type of the offsets of values of different sizes; None for other types."""
+    types = pa.types
+    if types.is_binary(kind) or types.is_string(kind) or types.is_list(kind) or types.is_map(kind):
+        return np.int32
+    if types.is_large_binary(kind) or types.is_large_string(kind) or types.is_large_list(kind):
+        return np.int64
+    return None
+
+
+def _require_ascending(array: pa.Array) -> None:
+    """Raise ValueError unless the offsets of an array ascend; Arrow has checked the first and the last."""
+    width = _offset_type(array.type)
+    assert width is not None
+    offsets = np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * np.dtype(width).itemsize)
     if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any():
         raise ValueError("the offsets of its values do not ascend")
-    return offsets
-
-
-def _is_ascii(data: pa.Buffer, offsets: npt.NDArray[np.int32]) -> bool:
-    values = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    return not len(values) or int(values.max()) < 128

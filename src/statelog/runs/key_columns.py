@@ -204,7 +204,7 @@ def _decode_values(source: Bytes, at: Positions, kind: pa.DataType) -> tuple[pa.
         lengths = _fixed(source, at, 4).view(">u4")[:, 0].astype(np.int64)
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         if offsets[-1] > len(source):
-            raise ValueError("a length reaches beyond the keys")
+            raise IndexError("a length reaches beyond the keys")
         inside = np.arange(offsets[-1]) + np.repeat(at + 4 - offsets[:-1], lengths)
         buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(source[inside])]
         return pa.Array.from_buffers(pa.binary(), count, buffers).cast(kind), at + 4 + lengths

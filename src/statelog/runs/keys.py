@@ -32,8 +32,8 @@ _Decode = Callable[[bytes, int], tuple[Any, int]]
 """Takes the bytes and the start of the value; returns the value and its end."""
 
 
-_MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error, pa.ArrowException)
-"""What decoding raises for bytes that are no key."""
+_MALFORMED: Final = (IndexError, struct.error, pa.ArrowException)
+"""What decoding raises for bytes that are no key; ValueError and OverflowError are of keys that Python cannot hold."""
 
 
 class KeyCodec:
@@ -109,9 +109,9 @@ class KeyCodec:
 
 def _no_key(error: Exception) -> CorruptionError:
     return CorruptionError(
-        f"A stored key has other bytes than a key of its columns: {type(error).__name__}: {error}.",
+        f"A stored key cannot be read as its columns say: {type(error).__name__}: {error}.",
         kind=ErrorKind.FORMAT,
-        hint="Restore the files from a copy; statelog.verify says which are damaged.",
+        hint="If its strings are UTF-8, restore the files from a copy; statelog.verify says which are damaged.",
     )
 
 
@@ -278,6 +278,8 @@ def _fixed_decoder(kind: pa.DataType) -> _Decode:
 
     def decode(data: bytes, at: int) -> tuple[Any, int]:
         unscaled = bytearray(data[at : at + width])
+        if len(unscaled) < width:
+            raise IndexError("a value reaches beyond the key")
         unscaled[0] ^= 0x80
         unscaled.reverse()
         array = pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes(unscaled))])

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StorageError
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, ProcessorError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
 from statelog.runs.times import Moment
+from statelog.sealed import MALFORMED
 from statelog.tables.rocksdb_entries import EntriesInRocks
 from statelog.tables.rocksdb_format import (
     CONTENTS_KEY,
@@ -120,7 +121,8 @@ class RocksTable(StateTable):
             held = self._database.get(CONTENTS_KEY)
         try:
             self._contents = TableHeader() if held is None else _decoder.decode(held)
-        except msgspec.MsgspecError:
+            self._forms = [StateDescriptor.from_stored(form) for form in self._contents.forms]
+        except (*MALFORMED, CorruptionError):
             self._contents = TableHeader()
         if self._contents.version != VERSION:
             self._contents = TableHeader()
