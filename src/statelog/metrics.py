@@ -340,12 +340,22 @@ class CheckpointMetrics:
     hot_keys: Sequence[HotKey] = ()
     hot_key_groups: Sequence[HotKeyGroup] = ()
 
+    @property
+    def space_amplification(self) -> float | None:
+        """`stored_bytes` per byte of `needed_bytes`; None if nothing is needed."""
+        return space_amplification(self.stored_bytes, self.needed_bytes)
+
     def numbers(self) -> dict[str, float | None]:
         """The numbers by name, in the order of :func:`meanings`; a watermark that has no value yet is None."""
         found = {name: getattr(self, name) for name in meanings()}
         if self.watermark_ms == _NO_TIME_MS:
             found["watermark_ms"] = None
         return found
+
+
+def space_amplification(stored_bytes: int, needed_bytes: int) -> float | None:
+    """The size of files per byte of them that retained checkpoints need; None if they need nothing."""
+    return stored_bytes / needed_bytes if needed_bytes else None
 
 
 @cache
