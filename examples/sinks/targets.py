@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -14,7 +16,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import DataFrame
 
-from examples.sinks import delta, files
+from examples.sinks import delta, files, sqlite
 from examples.sinks.delta import DeltaSink
 from examples.sinks.files import FilesSink
 from examples.sinks.iceberg import IcebergSink, newest_batch
@@ -84,6 +86,36 @@ class PostgresTarget:
     def newest_batch(self, query: str) -> int:
         newest = "SELECT coalesce(max(batch), -1) FROM streamed_batches WHERE query = %s"
         with psycopg.connect(self._conninfo) as connection:
+            [(batch,)] = connection.execute(newest, (query,)).fetchall()
+        return int(batch)
+
+
+class SqliteTarget:
+    """A table in SQLite; the address is the database's file."""
+
+    commit = (sqlite, "commit")
+
+    def __init__(self, address: str) -> None:
+        self._path = address
+
+    def create(self) -> None:
+        with closing(sqlite3.connect(self._path)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(sqlite.BOOKKEEPING)
+            connection.execute(
+                "CREATE TABLE totals (seq INTEGER, account TEXT, total INTEGER, query TEXT, batch INTEGER)"
+            )
+
+    def sink(self) -> Sink:
+        return sqlite.SqliteSink(self._path, "totals")
+
+    def rows(self) -> list[Total]:
+        with closing(sqlite3.connect(self._path)) as connection:
+            return sorted(connection.execute("SELECT seq, account, total FROM totals").fetchall())
+
+    def newest_batch(self, query: str) -> int:
+        newest = "SELECT coalesce(max(batch), -1) FROM streamed_batches WHERE query = ?"
+        with closing(sqlite3.connect(self._path)) as connection:
             [(batch,)] = connection.execute(newest, (query,)).fetchall()
         return int(batch)
 
@@ -167,6 +199,7 @@ def _totals(table: pa.Table) -> list[Total]:
 
 TARGETS: Final[dict[str, Callable[[str], Target]]] = {
     "postgres": PostgresTarget,
+    "sqlite": SqliteTarget,
     "delta": DeltaTarget,
     "iceberg": IcebergTarget,
     "files": FilesTarget,

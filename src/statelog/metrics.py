@@ -28,7 +28,8 @@ class Metric(StrEnum):
         return member
 
     STATE_FETCHES = "state_fetches", "Tasks that fetched state, because their executor had none or not all of it."
-    UPLOAD_REQUESTS = "upload_requests", "Objects to be written."
+    MATERIALIZATION_UPLOADS = "materialization_uploads", "Objects with materialized state that were written."
+    UPLOAD_REQUESTS = "upload_requests", "Objects to be written, of changes and of materialized state."
     UPLOAD_FAILURES = "upload_failures", "Objects that could not be written by any attempt."
     UPLOAD_RETRIES = "upload_retries", "Attempts started because the previous one had failed."
     UPLOAD_HEDGES = "upload_hedges", "Attempts started because the previous one took long."
@@ -281,10 +282,19 @@ class CheckpointMetrics:
     )
     base_bytes: int = _number("Size of the materialized keyed state.", "bytes", default=0)
     log_bytes: int = _number("Size of the changesets since, which a restart would read too.", "bytes", default=0)
+    logged_changesets: int = _number(
+        "Subtasks whose changes, or the last part of large ones, are in the log entry; others have their own objects.",
+        adds_up=True,
+        default=0,
+    )
+    materializations_started: int = _number("Subtasks that began to materialize their state.", adds_up=True, default=0)
     materialized: int = _number(
         "Subtasks whose materialized state counts from this checkpoint on.", adds_up=True, default=0
     )
     materialized_bytes: int = _number("Size of what they newly stored for it.", "bytes", adds_up=True, default=0)
+    materialization_s: float = _number(
+        "Longest time from the start of a materialization until its state counts.", "seconds", default=0.0
+    )
     materialization_failures: int = _number(
         "Subtasks that reported a failed materialization with this checkpoint.", adds_up=True, default=0
     )
@@ -330,12 +340,22 @@ class CheckpointMetrics:
     hot_keys: Sequence[HotKey] = ()
     hot_key_groups: Sequence[HotKeyGroup] = ()
 
+    @property
+    def space_amplification(self) -> float | None:
+        """`stored_bytes` per byte of `needed_bytes`; None if nothing is needed."""
+        return space_amplification(self.stored_bytes, self.needed_bytes)
+
     def numbers(self) -> dict[str, float | None]:
         """The numbers by name, in the order of :func:`meanings`; a watermark that has no value yet is None."""
         found = {name: getattr(self, name) for name in meanings()}
         if self.watermark_ms == _NO_TIME_MS:
             found["watermark_ms"] = None
         return found
+
+
+def space_amplification(stored_bytes: int, needed_bytes: int) -> float | None:
+    """The size of files per byte of them that retained checkpoints need; None if they need nothing."""
+    return stored_bytes / needed_bytes if needed_bytes else None
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
-LOWEST: Final = (4, 0)
+_LOWEST: Final = (4, 0)
 
 
 def pyspark_problem(error: ImportError) -> str | None:
@@ -21,7 +21,7 @@ def pyspark_problem(error: ImportError) -> str | None:
         )
     found = str(getattr(pyspark, "__version__", "an unknown version"))
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
-    if numbers >= LOWEST:
+    if numbers >= _LOWEST:
         return None
     return (
         f"PySpark 4.0 or later, and this Python has PySpark {found} ({pyspark.__file__}). On a platform, choose a"

@@ -44,3 +44,8 @@ def checked_seconds(value: object, name: str, *, is_above: bool = False) -> floa
             return number
     within = "more than 0" if is_above else "0 or more"
     raise ConfigurationError(f"{name} is {value!r:.80}.", hint=f"It must be a finite number of seconds, {within}.")
+
+
+def checked_batch(value: object, name: str, least: int = 0) -> int | None:
+    """The number of a batch, or None for none given; ConfigurationError for anything else."""
+    return None if value is None else checked_whole(value, name, least)

@@ -139,8 +139,10 @@ class Options:
     max_file_bytes : int
         Size limit of a file that several checkpoints share; the next checkpoint begins another.
     max_space_amplification : float
-        Upper bound of (bytes stored / bytes still referenced) for files of unkeyed state; at least 1. Above it, live
-        data is rewritten out of the files with the most garbage.
+        Upper bound of the space amplification of all operators of the query: the size of the files that hold snapshots,
+        large changesets and materialized runs, per byte of them that retained checkpoints need; at least 1. Above it,
+        what is needed of the files with the most garbage is stored again: snapshots with the next checkpoint, keyed
+        state by a materialization.
     retained_checkpoints : int
         Number of newest checkpoints that can be restored; at least 2. Files that only older ones need are deleted:
         unkeyed state at once, changesets of keyed state once the state is materialized.

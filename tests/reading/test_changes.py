@@ -183,3 +183,9 @@ def test_without_a_changelog_there_are_no_changes(tmp_path: Path) -> None:
     query.run(0, random_commands(random.Random(1), 10))
     with pytest.raises(ConfigurationError, match=r"changelog=False"):
         changes(query, "value")
+
+
+@pytest.mark.parametrize("after", ["1", 1.5, True])
+def test_what_is_no_batch_is_refused(story: Story, after: Any) -> None:
+    with pytest.raises(statelog.ConfigurationError, match="^after is .* Hint: It must be a whole number"):
+        statelog.read_changes(story.location, state="value", after=after)

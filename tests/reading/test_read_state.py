@@ -135,6 +135,11 @@ def test_a_query_before_its_first_batch_is_named(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_text('{"id":"query"}')
     with pytest.raises(ConfigurationError, match="holds no state yet: .* Hint: Read it after the query's first batch"):
         statelog.read_state(tmp_path)
+    (tmp_path / "metadata").unlink()
+    (tmp_path / "metadata").mkdir()  # of a table, say
+    (tmp_path / "metadata" / "v1.json").touch()
+    with pytest.raises(ConfigurationError, match="holds no state: neither"):
+        statelog.read_state(tmp_path)
 
 
 def test_a_time_may_be_a_text(story: Story) -> None:

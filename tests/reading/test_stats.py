@@ -16,11 +16,13 @@ import msgspec
 import pytest
 
 import statelog
-from statelog import CorruptionError, OperatorStats, StatelogError, StateStats
+from statelog import CorruptionError, OperatorProcessor, OperatorStats, Options, StatelogError, StateStats
 from statelog.runs.format import TAIL, Footer, StoredBlock
 from statelog.runs.schema import plain_name
 from statelog.storage import LocalStore
+from statelog.testing import Harness
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.harness import parts_of
 from tests.model.engine import Key
 from tests.reading.story import STATES, Story, hash_of, map_rows, value_rows
 
@@ -157,7 +159,8 @@ def test_objects_are_counted_by_what_keeps_them(materialized: Story) -> None:
     assert pinned.kept_by == ("audit",)
     assert found.pinned_bytes == pinned.own_bytes > 0
     assert newest.own_bytes <= found.retained_bytes < found.stored_bytes
-    assert found.space_amplification == found.stored_bytes / found.state_bytes
+    assert found.space_amplification is not None
+    assert found.space_amplification >= 1
 
     statelog.unpin(materialized.location, made.name)
     assert (stats(materialized).pins, stats(materialized).pinned_bytes) == (0, 0)
@@ -343,3 +346,37 @@ def test_damage_is_named(in_files: Story) -> None:
     file.write_bytes(data)
     with pytest.raises(CorruptionError, match=file.name):
         stats(in_files)
+
+
+class Numbers(OperatorProcessor):
+    """Keeps the latest numbers, or with `keeps` the first."""
+
+    def init(self, handle: Any) -> None:
+        self._numbers = handle.getListState("numbers", "n long")
+
+    def process(self, rows: Iterator[Any], *_: Any) -> Iterator[Any]:
+        for row in rows:
+            self._numbers.update([(row.n + place,) for place in range(50)])
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+def test_space_amplification_is_the_garbage_in_files_whatever_the_operator(tmp_path: Path) -> None:
+    """As the driver measures it, once it has given up what it no longer retains."""
+    options = Options(retained_checkpoints=2, file_merging="across", max_space_amplification=1.5)
+    with Harness(Numbers(), input="n long", output="n long", parallelism=2, options=options) as harness:
+        for number in range(12):
+            harness.push([(number,)] if number % 5 == 0 else [])
+        [found] = statelog.stats(parts_of(harness).query.location)
+        harness.push([])
+        measured = harness.checkpoints[-1]
+        assert found.space_amplification is not None
+        assert found.space_amplification > 1
+        assert found.space_amplification == pytest.approx(measured.space_amplification, rel=0.2)
+    keyed = Story(tmp_path / "keyed", parallelism=2, inline_budget_bytes=0, retained_checkpoints=2)
+    keyed.run_batches(6, random.Random(1))
+    [found] = statelog.stats(keyed.location)
+    measured = keyed.engine.crash_point.checkpoints[-1]
+    assert found.space_amplification == measured.space_amplification == 1.0

@@ -135,6 +135,7 @@ def test_a_batch_that_another_driver_has_written_meanwhile_is_refused(
     other: Any = Slow(rows, lambda: target.sink()(rows, 0))
     refused: dict[str, AbstractContextManager[object]] = {
         "postgres": pytest.raises(RuntimeError, match="Another driver of query a-query has written batch 0"),
+        "sqlite": pytest.raises(RuntimeError, match="Another driver of query a-query has written batch 0"),
         "delta": pytest.raises(CommitFailedError, match="Concurrent transaction"),
         "iceberg": pytest.raises(CommitFailedException),
         "files": nullcontext(),

@@ -66,7 +66,8 @@ def test_every_number_of_a_checkpoint_has_a_meaning() -> None:
         "attempts_per_upload": "", "total_attempts_per_upload": "",
     }  # fmt: skip
     assert set(exported()) & set(Metric) == {
-        "state_fetches", "upload_requests", "upload_failures", "upload_retries", "upload_hedges", "slow_downs",
+        "state_fetches", "materialization_uploads",
+        "upload_requests", "upload_failures", "upload_retries", "upload_hedges", "slow_downs",
         "read_retries",
     }  # fmt: skip
 

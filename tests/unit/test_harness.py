@@ -428,6 +428,25 @@ def test_own_observer_is_told_of_a_long_restart() -> None:
     assert told == [progress]
 
 
+@pytest.mark.parametrize("inline_budget_bytes", [0, 1 << 20])
+def test_what_is_stored_for_changes_and_for_materializations_is_counted_apart(inline_budget_bytes: int) -> None:
+    options = Options(materialization_interval_s=0, inline_budget_bytes=inline_budget_bytes)
+    with sums(parallelism=2, options=options) as harness:
+        for total in range(1, 9):
+            harness.push([(key, total) for key in "abcdefgh"])
+        metrics = harness.checkpoints
+    started = sum(one.materializations_started for one in metrics)
+    materialized = sum(one.materialized for one in metrics)
+    assert 0 < materialized <= started <= materialized + 2
+    uploads = sum(one.measured.counts.get("materialization_uploads", 0) for one in metrics)
+    logged = {one.logged_changesets for one in metrics}
+    if inline_budget_bytes:
+        assert (logged, uploads) == ({2}, 0), "all of it travels with the acks"
+    else:
+        assert logged == {0}
+        assert materialized <= uploads <= started
+
+
 # ---- Misuse ----
 
 

@@ -435,6 +435,20 @@ def test_no_more_subtasks_than_run_at_a_time() -> None:
     )
 
 
+def test_starts_count_in_their_batch_and_last_until_the_state_counts() -> None:
+    planned = schedule(slots=2, materialization_interval_s=0)
+    commit(planned, 1)
+    assert planned.duration_s(0, 50.0) == 0
+    for _ in range(2):  # a repetition
+        assert [planned.grant(subtask, 1, 50.0) for subtask in range(4)] == [True, True, None, None]
+        assert planned.started == {0, 1}
+    assert planned.grant(0, 2, 57.0) is True, "goes on"
+    assert planned.started == set()
+    assert (planned.duration_s(0, 60.0), planned.duration_s(3, 60.0)) == (10.0, 0.0)
+    planned.materialized(0, 10, 0, 60.0)
+    assert planned.duration_s(0, 61.0) == 11.0, "until another one starts"
+
+
 def test_large_local_merges_take_turns() -> None:
     planned = schedule(slots=1)
     planned.committed([1] * 4, [False, True, True, False])

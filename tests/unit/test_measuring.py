@@ -30,7 +30,11 @@ def ack(subtask: int, **more: Any) -> AcceptedAck:
 
 
 def metrics_of(entry: Checkpoint, taken: list[AcceptedAck], measured: Recorded) -> CheckpointMetrics:
-    policy: Any = SimpleNamespace(schedule=SimpleNamespace(base_bytes=11, log_bytes=12))
+    policy: Any = SimpleNamespace(
+        schedule=SimpleNamespace(
+            base_bytes=11, log_bytes=12, started={1}, duration_s=lambda subtask, now_s: now_s - 100.25 + subtask
+        )
+    )
     retention: Any = SimpleNamespace(size_bytes=13, needed_bytes=14)
     return checkpoint_metrics(
         OperatorConfig("query", "run", "op", entry.parallelism, entry.key_schema, entry.states),
@@ -85,8 +89,11 @@ def test_the_metrics_of_a_checkpoint_are_those_of_all_its_subtasks() -> None:
         subtask_s=0.5,
         base_bytes=11,
         log_bytes=12,
+        logged_changesets=1,
+        materializations_started=1,
         materialized=2,
         materialized_bytes=20 + 7,
+        materialization_s=4.5,
         materialization_failures=1,
         stored_bytes=13,
         needed_bytes=14,

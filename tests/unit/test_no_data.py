@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.keyed_task import BatchInput
 from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
 from statelog.spark import internals
-from statelog.spark.clock_source import ClockReader
+from statelog.spark.clock_source import ClockReader, clock_name
 from statelog.spark.no_data import IdleTime, NoDataRule, QueryProgress, needs_batch
 from statelog.spark.query_clocks import ClockStarts
 from statelog.spark.rpc import RpcServer
@@ -165,6 +167,27 @@ def test_processes_of_clocks_start_one_after_the_other(monkeypatch: pytest.Monke
     assert connecting.looks["first"] == 3
     assert 90 <= connecting.looks["second"] <= 110, "after 10 seconds Spark no longer waits"
     assert connecting.looks["third"] == 1
+
+
+@pytest.mark.parametrize(
+    ("reader", "value", "has_names"),
+    [
+        (SimpleNamespace(), "true", False),
+        (SimpleNamespace(name=None), "true", True),
+        (SimpleNamespace(name=None), "false", False),
+    ],
+    ids=["a Spark without names", "names", "names are off"],
+)
+def test_sources_have_names_where_spark_has_them(reader: object, value: str, has_names: bool) -> None:
+    session: Any = SimpleNamespace(readStream=reader, conf=SimpleNamespace(get=lambda name, default: value))
+    assert internals.has_source_names(session) is has_names
+
+
+def test_the_name_of_a_clock_has_the_characters_that_spark_allows() -> None:
+    names = {uid: clock_name(uid) for uid in ("main", "a-b", "a_b", "Ä", "x" * 200)}
+    assert names["main"] == "statelog_clock_main"
+    assert len(set(names.values())) == len(names)
+    assert all(re.fullmatch("[A-Za-z0-9_]{1,120}", name) for name in names.values())
 
 
 def test_only_operators_that_wait_for_something_need_a_clock() -> None:

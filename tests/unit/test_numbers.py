@@ -90,3 +90,15 @@ def test_what_is_no_time_in_seconds(value: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match="^min_age_s is .*a finite number of seconds"):
             call()
+
+
+@pytest.mark.parametrize("value", ["5", 1.5, True, -2], ids=repr)
+def test_what_is_no_batch(value: Any, tmp_path: Path) -> None:
+    place = str(tmp_path)
+    for call in (
+        lambda: statelog.rewind(place, to=value),
+        lambda: statelog.branch(place, place, at=value),
+        lambda: statelog.savepoint(place, str(tmp_path / "saved"), batch=value),
+    ):
+        with pytest.raises(ConfigurationError, match="^(to|at|batch) is .* Hint: It must be a whole number"):
+            call()

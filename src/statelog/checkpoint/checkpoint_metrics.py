@@ -11,6 +11,7 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import AcceptedAck
 from statelog.checkpoint.garbage import Retention
 from statelog.checkpoint.materialization import MaterializationPolicy
+from statelog.checkpoint.protocol import Ack
 from statelog.errors import StatelogError
 from statelog.log.entry import Section
 from statelog.metrics import CheckpointMetrics, HotKey, HotKeyGroup, Recorded, StateMetrics, SubtaskMetrics
@@ -61,8 +62,11 @@ def checkpoint_metrics(
         subtask_s=max(accepted.ack.subtask_s for accepted in acks),
         base_bytes=policy.schedule.base_bytes,
         log_bytes=policy.schedule.log_bytes,
+        logged_changesets=sum(_is_logged(accepted.ack) for accepted in acks),
+        materializations_started=len(policy.schedule.started),
         materialized=len(section.bases),
         materialized_bytes=sum(base.levels[-1].length for base in section.bases),
+        materialization_s=max((policy.schedule.duration_s(base.subtask, end_s) for base in section.bases), default=0.0),
         materialization_failures=sum(bool(accepted.ack.materialization_failure) for accepted in acks),
         stored_bytes=retention.size_bytes,
         needed_bytes=retention.needed_bytes,
@@ -81,6 +85,11 @@ def checkpoint_metrics(
             for rows, group in heapq.nlargest(MOST, (found for one in acks for found in one.ack.hot_key_groups))
         ],
     )
+
+
+def _is_logged(ack: Ack) -> bool:
+    """Whether a changeset, or the last part of a large one, is part of the log entry."""
+    return bool(ack.has_changeset and ack.last.length and not ack.last.name and not ack.is_unchanged)
 
 
 def _subtask_metrics(accepted: AcceptedAck, end_s: float) -> SubtaskMetrics:

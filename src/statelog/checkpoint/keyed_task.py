@@ -325,6 +325,7 @@ class KeyedTask:
             open_store=start.open_store,
             monotonic_s=attempt.clock.monotonic_s,
             token=attempt.token,
+            note_stored=partial(attempt.measurements.count, Metric.MATERIALIZATION_UPLOADS),
         )
         # All batches before this one are certain now, so their runs may be merged.
         return Maintenance(attempt, begun, start.local, chain, materializer, start.garbage)

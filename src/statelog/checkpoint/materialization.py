@@ -46,6 +46,8 @@ class _Subtask:
     """The same of `checkpoints`."""
     is_running: bool = False
     """Whether a materialization is in progress."""
+    started_s: float | None = None
+    """When the last materialization started; None if none has."""
     has_backlog: bool = False
     """Whether large local merges wait."""
     failures: int = 0
@@ -71,6 +73,8 @@ class MaterializationSchedule:
         self._running = 0
         self._granted: dict[int, bool] = {}
         self._batch = -1
+        self.started: set[int] = set()
+        """The subtasks whose materialization has started in the batch."""
 
     def restore(self, history: History, batch: int) -> None:
         """Take over the history of earlier starts; `batch` is the one before this start's first."""
@@ -108,7 +112,7 @@ class MaterializationSchedule:
         `is_forced` makes its materialization due at once.
         """
         if batch != self._batch:
-            self._batch, self._granted = batch, {}
+            self._batch, self._granted, self.started = batch, {}, set()
         one = self._subtasks[subtask]
         if subtask in self._granted:
             is_over = self._granted[subtask] and not one.is_running  # an earlier attempt has finished it
@@ -120,8 +124,9 @@ class MaterializationSchedule:
         if not (materializes or (one.has_backlog and len(self._granted) < self._slots)):
             return None
         if materializes and not one.is_running:
-            one.is_running = True
+            one.is_running, one.started_s = True, now_s
             self._running += 1
+            self.started.add(subtask)
             one.log_bytes_before, one.checkpoints_before = one.log_bytes, one.checkpoints
         self._granted[subtask] = materializes
         return materializes
@@ -151,6 +156,11 @@ class MaterializationSchedule:
 
     def _may(self, one: _Subtask) -> bool:
         return self._options.materialization and one.checkpoints > 0
+
+    def duration_s(self, subtask: int, now_s: float) -> float:
+        """The time since a subtask's last materialization started; 0 if none has."""
+        started_s = self._subtasks[subtask].started_s
+        return 0.0 if started_s is None else now_s - started_s
 
     def committed(self, sizes: Iterable[int], backlogs: Iterable[bool]) -> None:
         """Note that a checkpoint is durable; `sizes` are those of its changesets in bytes."""

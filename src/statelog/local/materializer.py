@@ -139,6 +139,8 @@ class Materializer:
     monotonic_s: Callable[[], float]
     token: str
     """Unique among all attempts."""
+    note_stored: Callable[[], None] = lambda: None
+    """Called after each object that it has stored."""
 
     def __post_init__(self) -> None:
         self._folder = self.local.directory / JOB_FOLDER
@@ -357,6 +359,7 @@ class Materializer:
                 write_file(self._folder / _INLINE, data)
             else:
                 self.open_store().put(name, data)
+                self.note_stored()
             runs.append(StoredRun(name, 0, len(data), digests.checksum(data), rows, first, last))
         if last < self.within.last:
             return self._save(replace(job, runs=runs, next_hash=last + 1))

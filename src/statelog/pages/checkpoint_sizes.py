@@ -40,7 +40,7 @@ class CheckpointSizes:
         return None if self.base_bytes is None or self.log_bytes is None else self.base_bytes + self.log_bytes
 
     @property
-    def space_amplification(self) -> float | None:
+    def kept_per_state(self) -> float | None:
         """Kept bytes per byte of the state."""
         return self.kept_bytes / self.state_bytes if self.kept_bytes is not None and self.state_bytes else None
 

@@ -69,22 +69,18 @@ def operator_charts(one: OperatorModel) -> list[Chart]:
     # The log tells it as long as it has all that was retained then; a running query's driver has measured it.
     charts.append(
         bar_chart(
-            "Space amplification",
-            _columns(one.metrics, lambda one: str(one.batch), [_measured_amplification])
+            "Space amplification" if one.metrics else "Retained bytes per byte of the state",
+            _columns(one.metrics, lambda one: str(one.batch), [lambda one: one.space_amplification])
             if one.metrics
-            else _columns(rows, _batch, [lambda row: row.sizes.space_amplification]),
+            else _columns(rows, _batch, [lambda row: row.sizes.kept_per_state]),
             ratio_text,
-            note="files of changes and materialized state"
+            note="size of the files per byte that is needed"
             if one.metrics
             else "what retained checkpoints need, per byte of the newest",
             is_line=True,
         )
     )
     return [chart for chart in charts if chart.bars or chart.lines]
-
-
-def _measured_amplification(metrics: CheckpointMetrics) -> float | None:
-    return metrics.stored_bytes / metrics.needed_bytes if metrics.needed_bytes else None
 
 
 _TIMES: Final[dict[str, Callable[[SubtaskMetrics], float]]] = {

@@ -129,7 +129,7 @@ class OperatorModel:
         return sum(folder.size_bytes for folder in self.folders)
 
     @property
-    def space_amplification(self) -> float | None:
+    def stored_per_state(self) -> float | None:
         """Stored bytes per byte of the newest checkpoint's state."""
         state_bytes = self.newest.sizes.state_bytes
         return self.stored_bytes / state_bytes if state_bytes else None

@@ -16,6 +16,7 @@ from statelog.local.restore_plan import RestorePlan
 from statelog.local.stored_reader import read_run
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
+from statelog.numbers import checked_batch
 from statelog.progress import tracked
 from statelog.reading.change_columns import ChangeColumns
 from statelog.reading.former import FormerValues
@@ -24,7 +25,7 @@ from statelog.reading.pairing import ChangedBatch
 from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.run_search import RunSearch, segment_parts
 from statelog.reading.scan import cut_parts, merged_rows
-from statelog.reading.source import At, Source, open_source
+from statelog.reading.source import At, Source, checked_at, open_source
 from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.merge import Garbage
@@ -104,11 +105,11 @@ def read_changes(
         stored, table = change_table(source, state, with_before=with_before)
         schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
         wanted = None if keys is None else encoded_keys(keys, table.keys, source.name)
-        first = _first_batch(source, after, table.with_before)
+        first = _first_batch(source, checked_batch(after, "after", -1), table.with_before)
         return schema, change_rows(source, first, stored, table, wanted)
 
     begins_anywhere = with_before and after is None
-    return open_pinned(make, is_fixed=isinstance(up_to, int | str) and not begins_anywhere)
+    return open_pinned(make, is_fixed=isinstance(checked_at(up_to), int | str) and not begins_anywhere)
 
 
 def change_table(source: Source, state: str | None, *, with_before: bool = False) -> tuple[StateSchema, ChangeColumns]:

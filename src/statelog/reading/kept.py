@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from statelog.checkpoint.pins import Pin
 from statelog.errors import StatelogError
+from statelog.log.references import SegmentRef, StoredRun
 from statelog.reading.source import Source, StoredQuery
 from statelog.storage import ObjectInfo
 
@@ -59,3 +60,17 @@ def kept_checkpoints(
             kept[pin.token] = KeptCheckpoint(source, source.needs())
         kept[pin.token].pins.append((info, pin))
     return list(kept.values())
+
+
+def stored_parts(source: Source) -> Iterator[tuple[SegmentRef | StoredRun, bool]]:
+    """All that a checkpoint consists of, and whether each part is a snapshot of an unkeyed operator."""
+    record = source.history.record(source.checkpoint.batch)
+    assert record is not None
+    for checkpoint in source.history.between(record.needed_from, record.batch):
+        for segment in checkpoint.segments:
+            # A start reads the snapshots of all subtasks, and only changesets with rows.
+            if segment.rows or checkpoint.is_whole:
+                yield segment, checkpoint.is_whole
+    for base_range in () if record.base_map is None else record.base_map.ranges:
+        for run in base_range.runs:
+            yield run, False

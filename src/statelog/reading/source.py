@@ -462,7 +462,7 @@ def find_log(location: str) -> tuple[Store, str]:
             hint="Only read_state, list_operators and list_states read a savepoint; statelog.restore begins a query"
             " with it.",
         )
-    if open_location(location).list(SPARK_METADATA):
+    if any(info.name == SPARK_METADATA for info in open_location(location).list(SPARK_METADATA)):
         raise ConfigurationError(
             f"{location} holds no state yet: it is the checkpointLocation of a query without a checkpoint.",
             kind=ErrorKind.CHECKPOINT_MISSING,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +13,12 @@ import numpy.typing as npt
 from statelog.errors import PinExpiredError
 from statelog.local.restore import read_segment
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER
+from statelog.metrics import space_amplification
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.progress import tracked
 from statelog.reading.footers import SectionSizes, StoredSizes, measure_keyed, measure_unkeyed
-from statelog.reading.kept import kept_checkpoints
+from statelog.reading.kept import KeptCheckpoint, kept_checkpoints, stored_parts
 from statelog.reading.key_sizes import KeySizes
 from statelog.reading.pinned import reading
 from statelog.reading.pinning import stored_pins
@@ -28,6 +29,7 @@ from statelog.runs.byte_slices import bytes_before
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, hash_range
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor, decode_schema
+from statelog.storage.links import is_link
 
 _GROUP_RANGES: Final = 128
 _LARGEST_KEYS: Final = 20
@@ -136,7 +138,8 @@ class OperatorStats:
         Those that only pins keep. All others are newer than the newest checkpoint, wait for their deletion, or are
         orphans.
     space_amplification : float or None
-        `stored_bytes` per byte of `state_bytes`; None if the state is empty.
+        The size of the files that hold snapshots, large changesets and materialized runs, per byte of them that
+        retained checkpoints need; None if there are none. `Options(max_space_amplification=...)` limits it.
     largest_subtask : int or None
         The subtask whose keys have the most bytes in the newest checkpoint; None if the state is empty.
     subtask_skew : float or None
@@ -269,7 +272,7 @@ def _of_checkpoint(source: Source, objects: _Objects, keep: Callable[[], None], 
         stored_bytes=objects.stored_bytes,
         retained_bytes=objects.retained_bytes,
         pinned_bytes=objects.pinned_bytes,
-        space_amplification=objects.stored_bytes / state_bytes if state_bytes else None,
+        space_amplification=objects.space_amplification,
         largest_subtask=largest_subtask,
         subtask_skew=subtask_skew,
         largest_groups=None if largest_range is None else (largest_range * width, (largest_range + 1) * width - 1),
@@ -302,6 +305,23 @@ class _Objects:
         self.stored_bytes = sum(sizes.values())
         self.retained_bytes = sum(sizes.get(name, 0) for name in retained)
         self.pinned_bytes = sum(sizes.get(name, 0) for name in pinned)
+        self.space_amplification = _amplification(kept, sizes)
+
+
+def _amplification(kept: Sequence[KeptCheckpoint], sizes: Mapping[str, int]) -> float | None:
+    """The space amplification of an operator's files, of these sizes by name."""
+    parts = {
+        (part.name, part.offset): part.length
+        for one in kept
+        for part, is_snapshot in stored_parts(one.source)
+        if not is_link(part.name) and (is_snapshot or not part.name.startswith(f"{LOG_FOLDER}/"))
+    }
+    files: dict[str, int] = {}
+    for (name, offset), length in parts.items():
+        # A file of the log has other things, too.
+        size_bytes = offset + length if name.startswith(f"{LOG_FOLDER}/") else sizes.get(name, 0)
+        files[name] = max(files.get(name, 0), size_bytes)
+    return space_amplification(sum(files.values()), sum(parts.values()))
 
 
 def _subtask_bytes(group_bytes: npt.NDArray[np.float64], parallelism: int) -> npt.NDArray[np.float64]:

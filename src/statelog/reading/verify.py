@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.progress import tracked
-from statelog.reading.kept import KeptCheckpoint, kept_checkpoints
-from statelog.reading.source import Source, StoredQuery, find_log
+from statelog.reading.kept import KeptCheckpoint, kept_checkpoints, stored_parts
+from statelog.reading.source import StoredQuery, find_log
 from statelog.storage import ObjectInfo
 
 
@@ -181,7 +181,7 @@ class _Check:
             token = one.source.checkpoint.token
             self.kept[token] = one
             has_states = bool(one.source.states)
-            for stored, is_snapshot in _parts_of(one.source):
+            for stored, is_snapshot in stored_parts(one.source):
                 part = self.parts.setdefault((stored.name, stored.offset), _Part(stored, is_snapshot, has_states))
                 part.users.add(token)
         checked = read_ahead(tracked([*self.parts.values()], _sizes), self._checked, read_threads(self._store))
@@ -246,17 +246,3 @@ def _names(kept: Iterable[KeptCheckpoint]) -> set[str]:
 
 def _sizes(parts: Sequence[_Part]) -> list[int]:
     return [part.stored.length for part in parts]
-
-
-def _parts_of(source: Source) -> Iterator[tuple[SegmentRef | StoredRun, bool]]:
-    """All that a checkpoint consists of, and whether each part is a snapshot of an unkeyed operator."""
-    record = source.history.record(source.checkpoint.batch)
-    assert record is not None
-    for checkpoint in source.history.between(record.needed_from, record.batch):
-        for segment in checkpoint.segments:
-            # A start reads the snapshots of all subtasks, and only changesets with rows.
-            if segment.rows or checkpoint.is_whole:
-                yield segment, checkpoint.is_whole
-    for base_range in () if record.base_map is None else record.base_map.ranges:
-        for run in base_range.runs:
-            yield run, False

@@ -11,12 +11,12 @@ from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
 from statelog.reading.manifest import Manifest, SavedFile, read_saved, store_saved
+from statelog.reading.source import SPARK_METADATA
 from statelog.savepoints.spark_files import SparkFiles
 from statelog.savepoints.spark_logs import BatchOffsets, file_log_until, is_file_log_entry
 from statelog.storage import Store
 from statelog.storage.store import if_present
 
-_METADATA: Final = "metadata"
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
 _SOURCES: Final = "sources"
@@ -42,12 +42,12 @@ class SparkCheckpoint:
 
     def has_query(self) -> bool:
         """Whether a query has been started with the location, or can go on from it."""
-        return if_present(lambda: self.files.read(_METADATA)) is not None
+        return if_present(lambda: self.files.read(SPARK_METADATA)) is not None
 
     def query_id(self) -> str:
         """The id of the query; raises ConfigurationError if the location is no checkpoint."""
         try:
-            metadata = json.loads(self.files.read(_METADATA))
+            metadata = json.loads(self.files.read(SPARK_METADATA))
             return str(metadata["id"])
         except (StorageError, ValueError, TypeError, KeyError) as error:
             if isinstance(error, StorageError) and error.kind is not ErrorKind.OBJECT_MISSING:
@@ -179,4 +179,4 @@ class SparkCheckpoint:
             entry = BatchOffsets.parse(text, f"{self.location}, offsets of batch {batch}")
             self.files.write(f"{OFFSETS}/{batch}", entry.with_clock(clock_id).encode())
         # Written last: without this file Spark does not take the directory for a checkpoint.
-        self.files.write(_METADATA, json.dumps({"id": query_id}).encode())
+        self.files.write(SPARK_METADATA, json.dumps({"id": query_id}).encode())

@@ -52,8 +52,9 @@ class ClockStarts:
     def wait(self, query: StreamingQuery) -> None:
         """Wait until the process of the query before this one has started, or Spark no longer waits for it."""
         with self._turn:
-            if self._last is not None:
-                before, since_s = self._last
+            last, self._last = self._last, None
+            if last is not None:
+                before, since_s = last
                 while not internals.has_sources(before) and self._clock.monotonic_s() - since_s < _CONNECT_S:
                     self._pause.wait(self._pause_s)
             self._last = query, self._clock.monotonic_s()

@@ -13,6 +13,7 @@ from statelog.checkpoint.held_pin import HeldPin
 from statelog.clock import SystemClock
 from statelog.errors import PinExpiredError, StateMissingError
 from statelog.log.entry import Parent
+from statelog.numbers import checked_batch
 from statelog.options import Options
 from statelog.savepoints.branch import branch_query
 from statelog.savepoints.load import RestoreTarget
@@ -79,6 +80,7 @@ def branch(
     >>> statelog.branch("/data/checkpoints/flights", "/data/checkpoints/flights-new")  # doctest: +SKIP
     Restored(checkpoint_location='/data/checkpoints/flights-new', query_id='...', next_batch=42)
     """
+    at = checked_batch(at, "at")
     session = SparkSession.getActiveSession()
     parent, spark = open_checkpoint(str(checkpoint), session), open_checkpoint(str(new_checkpoint), session)
     parent.require_no_other_state()

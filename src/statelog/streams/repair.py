@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.query_history import QueryHistory
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.numbers import checked_batch
 from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, REWOUND
 from statelog.savepoints.stopped import News, StoppedQuery
 from statelog.spark.checkpoint_location import open_checkpoint, read_query
@@ -95,6 +96,7 @@ def rewind(
     >>> statelog.rewind("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
     Rewound(next_batch=41, taken_back=[41], removed=['offsets/42', 'commits/41'], ...)
     """
+    to = checked_batch(to, "to", -1)
     query = open_stopped(checkpoint_location, location)
     return rewind_to(query, query.rewind_target() if to is None else to, dry_run=dry_run)
 

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, StatelogError, StateMissingError
 from statelog.log.open import open_location
+from statelog.numbers import checked_batch
 from statelog.options import Options
 from statelog.reading.manifest import MANIFEST, Manifest, SavedOperator
 from statelog.reading.parts import RunAll, one_by_one
@@ -125,7 +126,7 @@ def savepoint(
                 hint="Its operators' locations are known, and its newest committed batch is saved.",
             )
         return _save_running(query, place)
-    return save_stopped(str(query), place, location, batch)
+    return save_stopped(str(query), place, location, checked_batch(batch, "batch"))
 
 
 def restore(

@@ -151,6 +151,8 @@ class LocalQuery:
         self.policy = MERGE_POLICY
         """The sizes that merging goes by from the next start on; tests may replace it."""
         self.runs = 0
+        self._measurements = Measurements()
+        """Of all tasks, as of those in one Python worker."""
         self.attempts = 0
         self.parallelism = 0
         self.first_batch = -1
@@ -258,6 +260,7 @@ class LocalQuery:
                 open_store=self._opened,
                 clock=self.clock,
                 token=f"{self.run_id}-{self.attempts}",
+                measurements=self._measurements,
             )
         )
         return list(task.run(read))
