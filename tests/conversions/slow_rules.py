@@ -65,17 +65,19 @@ def stored(kind: DataType, value: Any, *, nan_is_null: bool = False) -> Any:
 
 
 def in_field(kind: DataType, value: Any, *, nan_is_null: bool = False) -> Any:
-    """A field's value in storage types; whether a number is too large shows when it is stored."""
+    """A field's value in storage types."""
     return value if _is_exact(kind, [value]) else stored(kind, value, nan_is_null=nan_is_null)
 
 
 def _is_exact(kind: DataType, values: Iterable[Any]) -> bool:
+    """Whether all values are of the type's class; raises the error of one that the type does not hold."""
     plain = PLAIN_TYPES.get(type(kind))
-    return (
-        plain is not None
-        and plain.exact is not None
-        and all(type(value) in (plain.exact, NoneType) for value in values)
-    )
+    if plain is None or plain.exact is None or not all(type(value) in (plain.exact, NoneType) for value in values):
+        return False
+    for value in values:
+        if value is not None:
+            plain.convert(value)
+    return True
 
 
 def shown(kind: DataType, value: Any) -> Any:

@@ -214,14 +214,11 @@ def test_a_map_key_beyond_its_type_is_refused(number: int) -> None:
 
 
 def test_overflow_is_refused_with_the_key() -> None:
-    window = Window()
-    window.value.update((1,))
-    window.cursor.position = 2
-    window.value.update((2**31,))
-    changes = ChangeBuffer()
+    changes, keys = ChangeBuffer(), Window().cursor.keys
     changes.describe_key = lambda position: f"<key {position}>"
+    state = StateDescriptor("numbers", StateKind.VALUE, NUMBERS.schema)
     with pytest.raises(ProcessorError, match=r"state 'numbers' of key <key 2>: int 2147483648 does not fit"):
-        window.value.flush(changes)
+        changes.add(state, NUMBERS, keys, [0, 2], None, [(1,), (2**31,)])
 
 
 def test_numbers_become_the_fields_type() -> None:

@@ -46,6 +46,7 @@ from pyspark.sql.types import (
 
 from statelog.convert.local_times import only_readable, plain_or_readable, to_utc
 from statelog.convert.newer_types import TimeType
+from statelog.runs.values import is_text
 from statelog.shown import shown_value
 
 Convert = Callable[[Any], Any]
@@ -53,6 +54,8 @@ Convert = Callable[[Any], Any]
 _DECIMALS: Final = Context(prec=76, rounding=ROUND_HALF_UP)
 _NEVER_MISSING: Final = frozenset((bool, int, str, bytes, datetime.datetime, list, tuple, dict))
 _FLOAT: Final = struct.Struct("<f")
+_CODES: Final[dict[type[DataType], str]] = {ByteType: "b", ShortType: "h", IntegerType: "i", LongType: "q"}
+_LONGEST: Final = datetime.timedelta(microseconds=(1 << 63) - 1)
 
 
 def exact_type(kind: DataType) -> type | None:
@@ -91,20 +94,44 @@ def to_storage(kind: DataType, *, nan_is_null: bool = False, keeps_datetimes: bo
     if isinstance(kind, TimestampType) and keeps_datetimes:
         return plain_or_readable(converted)
     if isinstance(kind, ArrayType) and (own := _exact_elements(kind, nan_is_null)) is not None:
-        return _lists_first(own, converted)
+        return _lists_first(own, _all_fit(kind.elementType), converted)
     return converted
 
 
-def _lists_first(exact: type, convert: Convert) -> Convert:
+def _lists_first(exact: type, all_fit: Callable[[list[Any]], bool], convert: Convert) -> Convert:
     """A conversion that copies lists of elements that are stored as they are; all other values are for `convert`."""
     as_they_are = {exact, NoneType}
 
     def converted(value: Any) -> Any:
-        if type(value) is list and as_they_are.issuperset(map(type, value)):
+        if type(value) is list and as_they_are.issuperset(map(type, value)) and all_fit(value):
             return value.copy()
         return convert(value)
 
     return converted
+
+
+def _all_fit(kind: DataType) -> Callable[[list[Any]], bool]:
+    """A test whether all values of a list, of the type's exact class or None, can be stored."""
+    code = _CODES.get(type(kind))
+    if code is not None:
+
+        def store(values: list[Any]) -> object:
+            return struct.pack(f"{len(values)}{code}", *values)
+    elif isinstance(kind, StringType):
+
+        def store(values: list[Any]) -> object:
+            return "".join(values).encode()
+    else:
+        return lambda values: not isinstance(kind, DayTimeIntervalType)
+
+    def all_fit(values: list[Any]) -> bool:
+        try:
+            store(values)
+        except (TypeError, ValueError, struct.error):
+            return None in values and all_fit([value for value in values if value is not None])
+        return True
+
+    return all_fit
 
 
 def _decimals_first(kind: DecimalType, convert: Convert) -> Convert:
@@ -130,7 +157,7 @@ def _converter(kind: DataType, nan_is_null: bool, keeps_datetimes: bool) -> Conv
         return to_storage(part, nan_is_null=nan_is_null, keeps_datetimes=keeps_datetimes)
 
     if isinstance(kind, ArrayType):
-        return _elements(of(kind.elementType), _exact_elements(kind, nan_is_null))
+        return _elements(of(kind.elementType), _exact_elements(kind, nan_is_null), _all_fit(kind.elementType))
     if isinstance(kind, MapType):
         of_key = to_storage(kind.keyType, nan_is_null=nan_is_null)
         if isinstance(kind.keyType, TimestampType) and keeps_datetimes:
@@ -240,6 +267,8 @@ class _DecimalFitting:
 def _text(value: Any) -> str:
     """Numbers and booleans as Spark writes them; other objects are refused, where Spark stores their JVM names."""
     if isinstance(value, str):
+        if not is_text(value):
+            raise ValueError("half of a surrogate pair is no character")
         return str(value)
     if isinstance(value, (bool, np.bool_)):
         return "true" if value else "false"
@@ -322,6 +351,8 @@ def _time(value: Any) -> datetime.time:
 def _interval(value: Any) -> datetime.timedelta:
     plain = _plain_time(value)
     if isinstance(plain, datetime.timedelta):
+        if not -_LONGEST <= plain <= _LONGEST:
+            raise ValueError("its microseconds have more than 64 bits")
         return plain
     raise TypeError("it is not a timedelta")
 
@@ -368,14 +399,14 @@ def _as_list(value: Any) -> Any:
     return value
 
 
-def _elements(of_element: Convert, exact: type | None) -> Convert:
+def _elements(of_element: Convert, exact: type | None, all_fit: Callable[[list[Any]], bool]) -> Convert:
     as_they_are = {exact, NoneType}
 
     def convert(value: Any) -> list[Any]:
         if type(value) is not list:
             value = _as_list(value)
-        if exact is not None and as_they_are.issuperset(map(type, value)):
-            return list(value)
+        if exact is not None and as_they_are.issuperset(map(type, value)) and all_fit(held := list(value)):
+            return held
         return [of_element(element) for element in value]
 
     return convert

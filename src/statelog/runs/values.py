@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from types import NoneType
 from typing import Any, Final
 
@@ -30,12 +30,28 @@ MakeColumn = Callable[[Sequence[Any]], pa.Array]
 _DICTS: Final = MapsAsDicts()
 
 
+def is_text(value: str) -> bool:
+    """Whether a string can be encoded: no character of it is half of a surrogate pair."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_LONGEST: Final = timedelta(microseconds=(1 << 63) - 1)
+_TESTED: Final = {"is_text": is_text, "longest": _LONGEST}
+"""What the tests of values use."""
+
+
 @dataclass(frozen=True)
 class FieldCodec:
     """How one field is stored and read.
 
     From its write to its column a value is *held*, as it would be read back or in the storage type. Nothing can change
-    a held value, and a column can be made of it, unless it is a number too large for the type.
+    a held value, and a column can be made of it.
     """
 
     name: str
@@ -62,11 +78,29 @@ class FieldCodec:
     """Makes the values that users see of a column."""
 
     def normalize(self, value: Any) -> Any:
-        """The value as it would be read back, sharing nothing mutable with `value`."""
-        if value is None or type(value) is self.exact or self.to_storage is None:
+        """The value as it would be read back, sharing nothing mutable with `value`; raises one of `MISFITS`."""
+        if value is None or self.to_storage is None or self.is_stored_as_is(value):
             return value
         stored = self.to_storage(value)
         return stored if self.from_storage is None or stored is None else self.from_storage(stored)
+
+    @cached_property
+    def is_stored_as_is(self) -> Callable[[Any], bool]:
+        """A test whether a value has the exact class, and is one that the storage type holds."""
+        test: Callable[[Any], bool] = eval(
+            f"lambda value: {self.test_of('value', 'exact')}", {**_TESTED, "exact": self.exact}
+        )
+        return test
+
+    def test_of(self, value: str, exact: str) -> str:
+        """The same test as an expression; the texts name the value and the exact class."""
+        test = f"type({value}) is {exact}"
+        if self.exact is int:
+            limit = 1 << (self.type.bit_width - 1)
+            return f"{test} and -{limit} <= {value} < {limit}"
+        if self.exact is str:
+            return f"{test} and ({value}.isascii() or is_text({value}))"
+        return f"{test} and -longest <= {value} <= longest" if self.exact is timedelta else test
 
     def stored(self, value: Any) -> Any:
         """The value in storage types; raises one of `MISFITS` if it does not fit."""
@@ -111,11 +145,15 @@ class RowCodec:
         # Normalized values of a field with an exact class are stored as they are.
         self._converts = [field.to_storage if field.exact is None else None for field in fields]
         self._is_converted = any(self._converts)
-        self._exact_types = tuple(field.exact for field in fields)
-        # The exact class of a single field; None if there are several, or if every value must be converted.
-        self._only_type = fields[0].exact if len(fields) == 1 else None
-        self._has_exact_types = None not in self._exact_types
-        self._holds = [_exact_first(field.exact, field.hold or field.to_storage or _same) for field in fields]
+        self._holds = [_exact_first(field) for field in fields]
+        self.hold: Callable[[Any], tuple[Any, ...]]
+        """Holds a user's row; ProcessorError if its length or a value does not fit."""
+        self.normalize: Callable[[Any], tuple[Any, ...]]
+        """Converts a user's row to the schema's types; ProcessorError if its length or a value does not fit."""
+        if all(field.exact is not None for field in fields):
+            self.hold = self.normalize = _as_is_first(self.fields, self._normalized)
+        else:
+            self.hold, self.normalize = self._held, self._normalized
         copies = [_copy_of(field.type, structs_are_rows=field.from_storage is not None) for field in fields]
         reads = [
             copy if field.from_storage is None else field.normalize for field, copy in zip(fields, copies, strict=True)
@@ -125,29 +163,15 @@ class RowCodec:
         self.read_held = _rows_with(reads)
         """Makes of a held row what would be read back; the user may change it."""
 
-    def hold(self, row: Any) -> tuple[Any, ...]:
-        """Hold a user's row; ProcessorError if its length or a value does not fit."""
-        # This runs for every update, so the plain cases come first.
-        if type(row) is tuple:
-            if self._has_exact_types:
-                if type(row[0]) is self._only_type if len(row) == 1 else tuple(map(type, row)) == self._exact_types:
-                    return row
-            elif len(row) == len(self._holds):
-                try:
-                    return tuple(map(operator.call, self._holds, row))
-                except MISFITS:
-                    pass
-        return self.normalize(row)
+    def _held(self, row: Any) -> tuple[Any, ...]:
+        if type(row) is tuple and len(row) == len(self._holds):
+            try:
+                return tuple(map(operator.call, self._holds, row))
+            except MISFITS:
+                pass  # once more, to find the field
+        return self._normalized(row)
 
-    def normalize(self, row: Any) -> tuple[Any, ...]:
-        """Convert a user's row to the schema's types; ProcessorError if its length or a value does not fit."""
-        # This runs for every update, so the plain cases come first.
-        if type(row) is tuple:
-            if len(row) == 1:
-                if type(row[0]) is self._only_type:
-                    return row
-            elif tuple(map(type, row)) == self._exact_types:
-                return row
+    def _normalized(self, row: Any) -> tuple[Any, ...]:
         if len(self.fields) == 1 and isinstance(row, _SCALARS):
             row = (row,)
         if not isinstance(row, (tuple, list)) or len(row) != len(self.fields):
@@ -234,8 +258,22 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _exact_first(exact: type | None, hold: Convert) -> Convert:
-    return hold if exact is None else lambda value: value if type(value) is exact else hold(value)
+def _exact_first(field: FieldCodec) -> Convert:
+    hold = field.hold or field.to_storage or _same
+    return hold if field.exact is None else lambda value: value if field.is_stored_as_is(value) else hold(value)
+
+
+def _as_is_first(fields: Sequence[FieldCodec], convert: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:
+    """A function that returns tuples of values that are stored as they are; all other rows are for `convert`.
+
+    It runs for every update, so its text is made of the schema, without a loop over the fields.
+    """
+    tests = ["type(row) is tuple", f"len(row) == {len(fields)}"]
+    tests += [field.test_of(f"row[{place}]", f"exact_{place}") for place, field in enumerate(fields)]
+    names = {f"exact_{place}": field.exact for place, field in enumerate(fields)}
+    source = f"lambda row: row if {' and '.join(tests)} else convert(row)"
+    made: Callable[[Any], Any] = eval(source, {**_TESTED, **names, "convert": convert})
+    return made
 
 
 def _rows_with(converts: Sequence[Convert | None]) -> Callable[[Iterable[Any]], tuple[Any, ...]]:
