@@ -324,7 +324,6 @@ def test_windows_are_read_unless_another_state_is_named() -> None:
 
 
 def test_quantiles_have_the_fractions_of_the_start() -> None:
-    pytest.importorskip("datasketches")
     plans = [
         window_definition(SLIDING).aggregated([statelog.Quantiles("n", fractions, "q")])
         for fractions in ([0.5], [0.0, 1.0])

@@ -123,6 +123,21 @@ def test_windows_keep_an_overflow(windows: Any, ansi: bool) -> None:
         assert {tuple(row)[-2:] for row in run()} == {(None, None)}
 
 
+def test_a_window_whose_mean_does_not_fit_names_its_key() -> None:
+    """The sum fits, so nothing is wrong until the window is returned."""
+    definition = WindowDefinition(
+        read_schema(TIMED, "input"), ["user"], "UTC", TumblingWindows(10), TimeMode.EVENT_TIME, "time", parse=parse_ddl
+    )
+    plan = definition.aggregated([statelog.Mean("x").alias("mean")])
+    with Harness(
+        plan.operator, input=TIMED, output=plan.output, keys=["user"], timeMode=plan.time_mode, eventTime="time"
+    ) as query:
+        at = datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)
+        query.push([("a", at, Decimal(1)), ("b", at, MOST)])
+        with pytest.raises(ProcessorError, match=r"key \('b',\): a mean is beyond the reach of decimal\(38,4\)"):
+            query.advanceWatermark(100)
+
+
 # ---- Before the shuffle ----
 
 

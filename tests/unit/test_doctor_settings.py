@@ -147,7 +147,6 @@ def test_equal_packages_are_ok() -> None:
         ({"msgspec": ""}, "error", "/other lacks msgspec"),
         ({"lazy_loader": ""}, "error", "/other lacks lazy-loader"),
         ({"rocksdict": ""}, "warning", "/other lacks rocksdict, which Options(table='rocksdb') needs"),
-        ({"datasketches": ""}, "warning", "/other lacks datasketches, which the aggregate Quantiles needs"),
     ],
 )
 def test_other_packages_than_the_drivers(changes: dict[str, str], level: str, told: str) -> None:
@@ -171,8 +170,6 @@ def test_a_table_that_is_used_needs_its_package() -> None:
     for driver in (other(rocksdict=""), None):
         [found] = package_findings(other(rocksdict=""), EXECUTOR, driver)
         assert (found.level, "rocksdict" in found.found) == ("ok", False)
-    [found] = package_findings(other(datasketches=""), EXECUTOR, table="rocksdb")
-    assert found.level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +184,7 @@ def test_versions_outside_of_the_declared_range(version: str, level: str) -> Non
 
 def test_the_requirements_are_those_of_the_project() -> None:
     assert {"msgspec", "numpy", "obstore", "pandas", "pyarrow", "xxhash"} <= set(requirements())
-    assert set(requirements()) >= set(PACKAGES) - {"statelog", "rocksdict", "datasketches", "pyspark"}
+    assert set(requirements()) >= set(PACKAGES) - {"statelog", "rocksdict", "pyspark"}
 
 
 @pytest.mark.parametrize(

@@ -309,8 +309,7 @@ def test_a_sum_of_decimals_that_has_overflowed_stays_null(rows: Rows) -> None:
         total = mean = None
         if count and all(abs(number) < limit for number in [*sums, sum(sums)]):
             total = Decimal(sum(sums)).scaleb(-kind.scale, WIDE)
-            of_39_places = WIDE.divide(total, Decimal(count)).quantize(Decimal("1e-39"), context=WIDE)
-            mean = of_39_places.quantize(Decimal(1).scaleb(-mean_scale), context=WIDE)
+            mean = WIDE.divide(total, Decimal(count)).quantize(Decimal(1).scaleb(-mean_scale), context=WIDE)
             mean = mean if mean.copy_abs() < mean_limit else None
         wanted[statelog.Sum("x")].append(total)
         wanted[statelog.Mean("x")].append(mean)
@@ -322,6 +321,19 @@ def test_a_sum_of_decimals_that_has_overflowed_stays_null(rows: Rows) -> None:
         else:
             with pytest.raises(Overflow):
                 computed(rows, aggregate)
+
+
+@pytest.mark.parametrize(
+    ("digits", "unscaled", "expected"),
+    [((38, 38), 5, "0E-38"), ((38, 38), -6, "-1E-38"), ((36, 34), 1, "909E-38"), ((36, 34), -10, "-9091E-38")],
+)
+def test_a_mean_of_decimals_is_rounded_once(digits: tuple[int, int], unscaled: int, expected: str) -> None:
+    """5 / 11 of the last digit is 0.4545...: rounded at the next digit first it would be a half."""
+    values = [Decimal(unscaled).scaleb(-digits[1], EXACT), *[Decimal(0)] * 10]
+    rows = rows_in_one_group(DecimalType(*digits), values, [])
+    _, mean = computed(rows, statelog.Mean("x"))
+    assert mean.as_tuple().exponent == -38
+    assert mean == Decimal(expected)
 
 
 def test_many_decimals_are_added_exactly() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 import statelog
 from statelog import Aggregate
@@ -82,7 +81,6 @@ def test_every_kind_of_aggregate_is_here() -> None:
 
 
 def test_values_are_those_of_the_query() -> None:
-    pytest.importorskip("datasketches")
     aggregates = [*AGGREGATES, *QUANTILES]
     bound = bind_aggregates(aggregates, SCHEMA, ansi=True)
     details = value_details(aggregates, bound.result)

@@ -41,7 +41,7 @@ from statelog.aggregates.kernels import (
     VarianceKernel,
 )
 from statelog.aggregates.list_kernels import MAX_LIST_BYTES, DistinctKernel, ListKernel
-from statelog.aggregates.quantiles import DEFAULT_COMPRESSION, QuantilesKernel, datasketches_library
+from statelog.aggregates.quantiles import DEFAULT_COMPRESSION, QuantilesKernel
 from statelog.aggregates.row_functions import CountFunction, FoldFunction, MeanFunction, greatest, least, sum_of
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
@@ -365,11 +365,11 @@ class ApproxCountDistinct(Aggregate):
 class Quantiles(Aggregate):
     """The values below which given fractions of the values lie, as an array of doubles; null if there are no values.
 
-    Needs the package datasketches, ``pip install statelog[sketches]``. Nulls do not count; NaN is greater than all
-    numbers. Of up to `compression` values of a key the quantile of f is exact: the least value with at least f of the
-    values up to it, as in Spark's ``percentile_approx``. Of more values it is an estimate by a t-digest, which may lie
-    between two values: it is the quantile of a fraction that is off by some ``20 / compression * f * (1 - f)`` at most.
-    For compression 200 this is 0.025 for the median and 0.001 for f = 0.99. The bound is measured, not proven.
+    Nulls do not count; NaN is greater than all numbers. Of up to `compression` values of a key the quantile of f is
+    exact: the least value with at least f of the values up to it, as in Spark's ``percentile_approx``. Of more values
+    it is one of them, and the quantile of a fraction that is off by ``20 / compression * f * (1 - f)`` at most, and
+    by one value. For compression 200 this is 0.025 for the median and 0.001 for f = 0.99. It holds for all values, in
+    any order.
 
     Parameters
     ----------
@@ -380,7 +380,7 @@ class Quantiles(Aggregate):
     name : str
         Name of the output column.
     compression : int
-        20 to 2000. The state of a key takes up to 30 times as many bytes.
+        20 to 2000. The state of a key takes some 20 to 80 times as many bytes.
     """
 
     fractions: tuple[float, ...] = ()
@@ -407,7 +407,6 @@ class Quantiles(Aggregate):
         if not isinstance(self.compression, int):
             raise ConfigurationError(f"{self}: compression is {self.compression!r}.", hint="It must be a whole number.")
         _require_number(self, "compression", self.compression, _LEAST_COMPRESSION, _MOST_COMPRESSION)
-        datasketches_library()
         result = ArrayType(DoubleType(), containsNull=False)
         kernel = QuantilesKernel(self.fractions, self.compression, _arrow(result))
         return BoundAggregate(kernel, (("", BinaryType()),), result)

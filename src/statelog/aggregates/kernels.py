@@ -33,7 +33,6 @@ _LIMB_BITS: Final = 32
 _LOW: Final = (1 << _LIMB_BITS) - 1
 _SMALL: Final = 1 << 62
 WIDE: Final = Context(prec=100, rounding=ROUND_HALF_UP)
-_SCALE_39: Final = Decimal(1).scaleb(-39, WIDE)
 _LONG_DIGITS: Final = 19
 """Numbers of fewer digits fit 64 bits."""
 _NEAR: Final = 1e-9
@@ -351,27 +350,19 @@ def _decimal_sums(column: pa.Array, groups: Groups, is_empty: Mask, lost: Mask |
 
     `is_empty` are the groups without values, `lost` the rows that stand for sums that did not fit; None for none.
     """
-    kind, count = column.type, groups.count
-    if column.null_count:
-        column = pc.fill_null(column, Decimal(0))
-    words = np.frombuffer(column.buffers()[1], "<i8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
-    low, high = words[:, 0], words[:, 1]
-    sums, is_beyond = np.empty((count, 2), "<i8"), np.zeros(count, bool)
+    kind = column.type
+    low, high = _words(column)
     if _sums_fit_longs(low, high, groups):
-        sums[:, 0] = groups.sums(low)
-        sums[:, 1] = sums[:, 0] >> 63
-        if kind.precision < _LONG_DIGITS:
-            is_beyond = np.abs(sums[:, 0]) >= 10**kind.precision
+        low = groups.sums(low)
+        high = low >> 63
+        is_beyond = np.abs(low) >= 10**kind.precision if kind.precision < _LONG_DIGITS else np.zeros(len(low), bool)
     else:
         limbs = _limb_sums(low, high, groups)
-        sums[:, 0] = limbs[0] | limbs[1] << _LIMB_BITS
-        sums[:, 1] = limbs[2] | limbs[3] << _LIMB_BITS
+        low, high = limbs[0] | limbs[1] << _LIMB_BITS, limbs[2] | limbs[3] << _LIMB_BITS
         is_beyond = _are_beyond(limbs, 10**kind.precision)
     if lost is not None:
         is_beyond |= groups.has_any(lost)
-    is_null = is_empty | is_beyond
-    validity = pa.array(~is_null).buffers()[1] if is_null.any() else None
-    return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(sums)]), is_beyond
+    return _decimals_of(kind, low, high, is_empty | is_beyond), is_beyond
 
 
 def _sums_fit_longs(low: Int64s, high: Int64s, groups: Groups) -> bool:
@@ -406,22 +397,42 @@ def _are_beyond(limbs: Sequence[Int64s], limit: int) -> Mask:
     return is_beyond
 
 
+def _words(column: pa.Array) -> tuple[Int64s, Int64s]:
+    """The lower and the upper 64 bits of decimals, 0 for nulls; the lower ones as signed numbers."""
+    if column.null_count:
+        column = pc.fill_null(column, Decimal(0))
+    words = np.frombuffer(column.buffers()[1], "<i8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
+    return words[:, 0], words[:, 1]
+
+
+def _decimals_of(kind: pa.DataType, low: Int64s, high: Int64s, is_null: Mask) -> pa.Array:
+    """Decimals from the lower and the upper 64 bits of their unscaled values."""
+    validity = pa.array(~is_null).buffers()[1] if is_null.any() else None
+    words = pa.py_buffer(np.ascontiguousarray(np.stack([low, high], axis=1).astype("<i8", copy=False)))
+    return pa.Array.from_buffers(kind, len(low), [validity, words])
+
+
 def _decimal_quotients(sums: pa.Array, counts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Quotients as Spark rounds them: half up, first to 39 decimal places; null where they do not fit, and where."""
-
-    def quotient(one: Decimal, number: int) -> Decimal:
-        exact = WIDE.divide(one, Decimal(number)).quantize(_SCALE_39, context=WIDE)
-        return exact.quantize(unit, context=WIDE)
-
+    """Quotients, rounded half up; null where they do not fit, and where that is."""
+    low, high = _words(sums)
+    divisors = _filled(counts, 1)
+    factor = 10 ** (kind.scale - sums.type.scale)
+    is_beyond = np.zeros(len(sums), bool)
+    largest = max(-int(low.min()), int(low.max())) if len(low) else 0
+    if not (high != low >> 63).any() and 2 * largest * factor + int(divisors.max(initial=1)) <= _SMALL:
+        quotients = np.sign(low) * ((2 * factor * np.abs(low) + divisors) // (2 * divisors))
+        return _decimals_of(kind, quotients, quotients >> 63, ~_valid(sums) | ~_valid(counts)), is_beyond
     unit, limit = Decimal(1).scaleb(-kind.scale, WIDE), Decimal(1).scaleb(kind.precision - kind.scale, WIDE)
     pairs = zip(sums.to_pylist(), counts.to_pylist(), strict=True)
-    quotients = [None if one is None or number is None else quotient(one, number) for one, number in pairs]
-    is_beyond = np.zeros(len(quotients), bool)
+    exact = [
+        None if one is None or n is None else WIDE.divide(one, Decimal(n)).quantize(unit, context=WIDE)
+        for one, n in pairs
+    ]
     if kind.precision == MAX_PRECISION:  # others have room for every mean
-        is_beyond[:] = [one is not None and one.copy_abs() >= limit for one in quotients]
+        is_beyond[:] = [one is not None and one.copy_abs() >= limit for one in exact]
         for place in np.flatnonzero(is_beyond).tolist():
-            quotients[place] = None
-    return pa.array(quotients, kind), is_beyond
+            exact[place] = None
+    return pa.array(exact, kind), is_beyond
 
 
 def _grouped(column: pa.Array, groups: Groups, function: str) -> pa.Array:

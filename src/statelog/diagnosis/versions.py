@@ -16,10 +16,7 @@ UNKNOWN: Final = "unknown"
 _OWN: Final = "statelog"
 _SPARK: Final = "pyspark"
 _NEEDED: Final = ("lazy-loader", "msgspec", "numpy", "obstore", "pandas", "pyarrow", "xxhash")
-_EXTRAS: Final = {
-    "rocksdict": "Options(table='rocksdb')",
-    "datasketches": "the aggregate Quantiles",
-}
+_EXTRAS: Final = {"rocksdict": "Options(table='rocksdb')"}
 PACKAGES: Final = (_OWN, _SPARK, *_NEEDED, *_EXTRAS)
 
 _LOWEST_SPARK: Final = (4, 0)
