@@ -81,6 +81,7 @@ _EXTENDED = (
     "tests/spark/test_change_source.py::test_a_stream_goes_on_after_restarts[list]",
     "tests/spark/test_change_source.py::test_a_stream_goes_on_after_restarts[map]",
     "tests/spark/test_clock.py::test_heartbeat_may_come_and_go[1]",
+    "tests/spark/test_decimal_aggregates.py::test_many_stories",
     "tests/spark/test_executors.py::test_a_killed_worker_leaves_its_files",
     "tests/spark/test_executors.py::test_a_restart_with_another_parallelism_fetches_once",
     "tests/spark/test_executors.py::test_an_executor_killed_within_a_batch_is_replaced_in_it",
