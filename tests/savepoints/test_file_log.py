@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog import StateMissingError
+from statelog import CorruptionError, StateMissingError
 from statelog.savepoints.spark_logs import file_log_until
 
 
@@ -82,3 +82,12 @@ def test_several_files_of_an_entry_stay_in_order() -> None:
 def test_entries_that_are_gone_are_named() -> None:
     with pytest.raises(StateMissingError, match="sources/0: .*lacks entries up to 3"):
         file_log_until(["1", "2", "3"], 3, lambda name: b"v1", "sources/0")
+
+
+NO_LOGS = [b"v1\n{", b"v1\n[]", b"v1\n{}", b"v1\n1", b'v1\n{"batchId":"x"}', b"v1\n\xff", b"v1\n" + b"[" * 9999]
+
+
+@pytest.mark.parametrize("content", NO_LOGS)
+def test_a_compacted_log_that_is_none_is_damage(content: bytes) -> None:
+    with pytest.raises(CorruptionError, match=r"sources/0/9\.compact: it is no log"):
+        file_log_until(["9.compact"], 5, lambda name: content, "sources/0")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
-from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 
 _POSITIONAL: Final = "v1"
 _NAMED: Final = "v2"
@@ -211,10 +211,18 @@ def file_log_until(names: Sequence[str], end: int, read: Callable[[str], bytes],
             f"{folder}: the log of the files that were read lacks entries up to {end}.", hint="Choose a newer batch."
         )
     # From this compacted file alone Spark derives an interval that the file fits, whichever interval is configured.
-    return {f"{end}{_COMPACT}": _cut(read(f"{later}{_COMPACT}").decode(), end)}
+    name = f"{later}{_COMPACT}"
+    return {f"{end}{_COMPACT}": _cut(read(name), end, f"{folder}/{name}")}
 
 
-def _cut(compacted: str, end: int) -> bytes:
-    """A compacted file without the entries after `end`."""
-    version, *lines = compacted.split("\n")
-    return "\n".join([version, *(line for line in lines if line and json.loads(line)["batchId"] <= end)]).encode()
+def _cut(compacted: bytes, end: int, name: str) -> bytes:
+    """A compacted file without the entries after `end`; `name` is the file, for messages."""
+    try:
+        version, *lines = compacted.decode().split("\n")
+        return "\n".join([version, *(line for line in lines if line and json.loads(line)["batchId"] <= end)]).encode()
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptionError(
+            f"{name}: it is no log of the files that were read: {type(error).__name__}: {error}.",
+            kind=ErrorKind.FORMAT,
+            hint="Restore the file from a copy, or choose a newer batch.",
+        ) from error
