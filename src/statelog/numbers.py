@@ -36,14 +36,12 @@ def checked_whole(value: object, name: str, least: int, most: int | None = None)
     raise ConfigurationError(f"{name} is {value!r:.80}.", hint=f"It must be a whole number, {within}.")
 
 
-def checked_seconds(value: object, name: str, *, is_above: bool = False) -> float:
-    """A number of seconds, 0 or more or with `is_above` more than 0; ConfigurationError otherwise."""
-    if is_finite(value):
-        number = float(value)
-        if number > 0 if is_above else number >= 0:
-            return number
-    within = "more than 0" if is_above else "0 or more"
-    raise ConfigurationError(f"{name} is {value!r:.80}.", hint=f"It must be a finite number of seconds, {within}.")
+def checked_seconds(value: object, name: str, *, is_positive: bool = False) -> float:
+    """A number of seconds, with `is_positive` more than 0; ConfigurationError otherwise."""
+    if is_finite(value) and (value > 0 or not is_positive):
+        return float(value)
+    within = ", more than 0" if is_positive else ""
+    raise ConfigurationError(f"{name} is {value!r:.80}.", hint=f"It must be a finite number of seconds{within}.")
 
 
 def checked_batch(value: object, name: str, least: int = 0) -> int | None:

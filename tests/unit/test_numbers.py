@@ -81,15 +81,22 @@ def test_a_whole_number_is_given_back_as_pythons() -> None:
     assert type(checked_whole(np.int16(4), "parallelism", 1)) is int
 
 
-@pytest.mark.parametrize("value", ["60", None, -1, float("inf")], ids=repr)
+@pytest.mark.parametrize("value", ["60", None, True, float("inf")], ids=repr)
 def test_what_is_no_time_in_seconds(value: Any, tmp_path: Path) -> None:
     for call in (
         lambda: statelog.delete_orphans(str(tmp_path), min_age_s=value),
         lambda: statelog.list_orphans(str(tmp_path), min_age_s=value),
-        lambda: checked_seconds(value, "min_age_s", is_above=True),
+        lambda: checked_seconds(value, "min_age_s", is_positive=True),
     ):
         with pytest.raises(ConfigurationError, match="^min_age_s is .*a finite number of seconds"):
             call()
+
+
+def test_a_time_limit_is_positive() -> None:
+    assert checked_seconds(np.float32(-60), "min_age_s") == -60.0
+    for value in (0, -1.0):
+        with pytest.raises(ConfigurationError, match="a finite number of seconds, more than 0"):
+            checked_seconds(value, "timeout_s", is_positive=True)
 
 
 @pytest.mark.parametrize("value", ["5", 1.5, True, -2], ids=repr)

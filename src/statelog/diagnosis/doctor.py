@@ -104,7 +104,7 @@ class _Diagnosis:
         self._options = Options() if options is None else options
         check_options(self._options)
         self._location = location
-        self._timeout_s = checked_seconds(timeout_s, "timeout_s", is_above=True)
+        self._timeout_s = checked_seconds(timeout_s, "timeout_s", is_positive=True)
         self._installed = Installed(**teller()())
         self.place = Place(DRIVER, self._installed.host)
 
