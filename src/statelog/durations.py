@@ -51,7 +51,7 @@ def in_milliseconds(given: object, subject: str, *, least: int = 1, most: int = 
 def in_seconds(given: object, subject: str) -> float:
     """The seconds of a duration, as they are if it is a number; ConfigurationError names the subject and the value."""
     if is_number(given):
-        return float(given)
+        return given
     hint = "It must be a number of seconds, a datetime.timedelta, or words such as '10 seconds'."
     return _microseconds(given, subject, hint) / _UNITS_US["second"]
 

@@ -160,9 +160,10 @@ def test_what_was_taken_back_is_read_by_the_name_of_its_pin(past: Past, state: s
 
 
 def test_a_pin_that_is_not_there_is_told(past: Past) -> None:
-    for name in ("pins/none.json", "log/00000000000000000001.log", "3"):
-        with pytest.raises(StateMissingError, match="has no pin"):
-            read(past.location, "value", name)
+    with pytest.raises(StateMissingError, match="has no pin"):
+        read(past.location, "value", "pins/none.json")
+    with pytest.raises(ConfigurationError, match="nor the name of a pin"):
+        read(past.location, "value", "log/00000000000000000001.log")
     with pytest.raises(ConfigurationError, match="keeps 'op'"):
         statelog.read_state(past.location, "other", "value", at=past.pins[3].name)
 

@@ -151,5 +151,5 @@ class Crash(FaultPlan):
 
 @pytest.mark.parametrize("value", [60, {60: 30}, {0: 10}, {"60": 3600}, {60: float("inf")}, {60: True}], ids=str)
 def test_a_wrong_value_is_named(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"retained_s.*\n?.*mapping of seconds"):
+    with pytest.raises(ConfigurationError, match="retained_s"):
         Options(retained_s=value)

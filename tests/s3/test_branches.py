@@ -36,7 +36,12 @@ def buckets(s3_server: RadosGateway) -> None:
 
 
 def engine_at(location: str, directory: Path, parent: Story) -> Engine:
-    engine = Engine(directory, hash_of, open_store=lambda _: open_location(location))
+    class Placed(Engine):
+        @property
+        def location(self) -> str:
+            return location
+
+    engine = Placed(directory, hash_of, open_store=open_location)
     engine.options = parent.engine.options
     engine.clock = ManualClock(parent.engine.clock.now_s())
     engine.times = dict(parent.engine.times)

@@ -312,7 +312,7 @@ def test_an_unkeyed_operator_is_branched(tmp_path: Path) -> None:
         clock=ManualClock(0),
         new_token=lambda: bytes(16),
     )
-    branch_query(log_of(engine), Parent(engine.location, 3, "pins/none"), target)
+    branch_query(log_of(engine), Parent(engine.location, 3, f"pins/{0:020}-0000000000000000.json"), target)
     branch = OperatorEngine(tmp_path / "branch", open_store=open_location, retained_checkpoints=2)
     branch.start(1, 4)
     assert len(links_of(branch)) == 2

@@ -92,8 +92,8 @@ class Life:
         self._mood = Mood()
         self._run = Run(0, "query-0", "location-0", self._parallelism, 0, self._options)
         self._runs = self._savepoints = self._queries = 0
-        self._standing: tuple[Run, int, Model] | None = None
-        """A branch that has not begun, its first batch, and the model before it."""
+        self._standing: tuple[Run, int, Model, dict[int, BatchTime]] | None = None
+        """A branch that has not begun, its first batch, the model before it, and the times of its batches."""
         self._left: list[Path] = []
         """Locations of former queries; the present one may be their branch."""
         self._guaranteed = self._least = 0
@@ -363,7 +363,7 @@ class Life:
         if self._standing:
             self._note("the branch that stood still goes on")
             self._stop(rng)
-            run, self._batch, self._model = self._standing
+            run, self._batch, self._model, self._times = self._standing
             self._standing = None
             self._go_over(run)
             self._counts["branches that stood still"] += 1
@@ -373,7 +373,7 @@ class Life:
         self._until_alive(rng, lambda dies_after_s: self._cluster.branch(self._run, run, dies_after_s))
         self._counts["branches"] += 1
         if rng.random() < 0.5:
-            self._standing = run, self._batch, self._model
+            self._standing = run, self._batch, self._model, dict(self._times)
         else:
             self._stop(rng)
             self._go_over(run)
