@@ -106,6 +106,27 @@ def test_a_folder_that_is_removed_at_once_is_made_again(tmp_path: Path, monkeypa
         assert names(tmp_path / "2") == ["0.used"]
 
 
+def test_a_mark_that_was_replaced_gives_no_right_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another task has removed the directory, and a third one works in a new one, before the lock is taken."""
+    directory, unfinished = tmp_path / "0", tmp_path / "0" / "7-other.tmp"
+    directory.mkdir()
+    lock, others, replaced = fcntl.flock, ExitStack(), list[int]()
+
+    def replaced_first(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and not replaced:
+            replaced.append(descriptor)
+            (tmp_path / "0.used").unlink()
+            with monkeypatch.context() as undone:
+                undone.setattr(fcntl, "flock", lock)
+                others.enter_context(in_use(directory, 7))
+            unfinished.touch()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replaced_first)
+    with others, in_use(directory, 7):
+        assert unfinished.exists()
+
+
 def test_what_another_task_has_just_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(tmp_path / "1", 0)
     open_file = os.open

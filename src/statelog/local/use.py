@@ -54,7 +54,8 @@ def _hold(directory: Path) -> int:
             continue  # another process removed the folder just now
         with suppress(BlockingIOError):
             fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove_unfinished(directory)  # no other process is at work there
+            if os.fstat(used).st_nlink:  # else others may hold a new file
+                _remove_unfinished(directory)  # no other process is at work there
         fcntl.flock(used, fcntl.LOCK_SH)
         if os.fstat(used).st_nlink:
             return used
