@@ -111,7 +111,7 @@ def test_the_pin_goes_once_an_entry_that_does_not_name_the_parent_is_durable(bra
 
 @pytest.mark.parametrize("others", ["", "/branch-2", "s3://bucket/branch"])
 def test_a_pin_of_somebody_else_stays(branch: Branch, others: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever can write the branch's log can name a pin there, but not one that serves others."""
+    """A forged entry may name any pin of the parent; only the branch's own pin is deleted."""
     branch.put_pin(others)
     branch.look(is_link)
     branch.commit()

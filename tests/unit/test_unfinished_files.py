@@ -60,7 +60,7 @@ def copy(root: Path, interrupted: bool) -> None:
 
 def write_new(root: Path, interrupted: bool) -> None:
     def write(sink: object) -> None:
-        sink.write(LARGE)  # type: ignore[attr-defined]
+        sink.write(LARGE)  # type: ignore[attr-defined]  # typed as an object, and a file in fact
         if interrupted:
             raise KeyboardInterrupt
 

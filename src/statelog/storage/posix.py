@@ -45,7 +45,7 @@ class AppendFile:
             try:
                 write_all(self._fd, parts, at)
             except OSError:
-                # The last of the bytes are missing, so nobody counts them: free their space.
+                # The frame is incomplete, so no reader counts it: free its space.
                 with suppress(OSError):
                     os.ftruncate(self._fd, at)
                 raise
