@@ -29,19 +29,19 @@ from benchmarks.profiling import seconds_by_module
 from benchmarks.query import Side
 from benchmarks.tail import SlowStore, s3_server
 from statelog import CheckpointMetrics, Observer, Options
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Ping, Reply, Request, TaskId, Tick
 from statelog.clock import SystemClock
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import BatchTime
+from statelog.coordinator.coordinator import Coordinator
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import open_log, open_retrying_store
 from statelog.log.references import SegmentRef
 from statelog.metrics import Measurements
+from statelog.rpc.calls import RpcClient, RpcServer
+from statelog.rpc.messages import Ack, Acked, Begin, Begun, Ping, Reply, Request, TaskId, Tick
+from statelog.rpc.tls import new_identity
 from statelog.runs import digests
 from statelog.runs.schema import StateDescriptor, StateKind, encode_schema
-from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.spark.rpc_tls import new_identity
 from statelog.storage import Store, open_store
 from statelog.storage.wrapper import StoreWrapper
 

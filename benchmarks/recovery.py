@@ -35,7 +35,7 @@ from benchmarks.query import (
 )
 from benchmarks.restarts import fresh, load_rocksdb, own_temporary_files, restart_parts
 from benchmarks.skew import SKEWS, UNIFORM, ZIPF
-from statelog.checkpoint.query_history import read_history
+from statelog.history.query_history import read_history
 from statelog.log.open import STATE_FOLDER
 from statelog.storage import LocalStore
 

@@ -27,7 +27,7 @@ from benchmarks.frame import NOT_NEGATIVE, POSITIVE, Result, Target, Unavailable
 from statelog.clock import SystemClock
 from statelog.metrics import Measurements, Metric
 from statelog.storage import Store, open_store
-from statelog.storage.races import Races
+from statelog.storage.hedging import Races
 from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.storage.wrapper import StoreWrapper
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from statelog.checkpoint.protocol import Ack, TaskId, TaskTimes
 from statelog.log.references import SegmentRef
+from statelog.rpc.messages import Ack, TaskId, TaskTimes
 
 
 def make_ack(

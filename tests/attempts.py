@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from statelog import Options
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.protocol import Acked, Begun, Permit, ReadProgress, Reply, Request, TaskId, View
+from statelog.rpc.messages import Acked, Begun, Permit, ReadProgress, Reply, Request, TaskId, View
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.tasks.attempt import Attempt, WorkerMemory
+from statelog.testing.query import ManualClock
 
 
 def make_attempt(local: Path, batch: int = 1, **given: Any) -> Attempt:

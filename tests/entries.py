@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Checkpoint, Claim, Entry, QueryCheckpoint
 from statelog.log.references import SegmentRef
 

@@ -15,16 +15,15 @@ import pyarrow as pa
 import xxhash
 
 from statelog import Options
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Ping, Reply, Request, TaskId, Tick
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.coordinator.batch import BatchTime
+from statelog.coordinator.coordinator import Coordinator
+from statelog.history.query_history import QueryHistory
 from statelog.log.open import open_log
 from statelog.metrics import Measurements
+from statelog.rpc.messages import Ping, Reply, Request, TaskId, Tick
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
-from statelog.testing.query import CrashPoint, LocalOperator
+from statelog.tasks.attempt import Attempt, WorkerMemory
+from statelog.testing.query import CrashPoint, LocalOperator, ManualClock
 
 _CLOCK_START_S: Final = 10**10
 """Far in the future, so that orphans of a crashed start are old enough to be removed."""

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.history import History
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.operator_history import History
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import INITIAL_BATCH, Claim, QueryCheckpoint, Section
 from statelog.log.open import open_log
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.options import Options
 from statelog.runs.key_groups import hash_range
 from statelog.storage import Store
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import make_claim
 from tests.stores import MemoryStore
 

@@ -26,17 +26,17 @@ import pyarrow as pa
 import xxhash
 
 from statelog import list_checkpoints, read_state
-from statelog.checkpoint.output_task import StoredRows, stored_batches, stored_columns
-from statelog.checkpoint.pins import Pin, read_pin, write_pin
-from statelog.checkpoint.query_history import read_history
+from statelog.convert.state_tables import Positions, StateColumns
 from statelog.convert.type_json import parse_type_json
 from statelog.errors import StatelogError
+from statelog.history.pins import Pin, read_pin, write_pin
+from statelog.history.query_history import read_history
 from statelog.local.materializer import Grant, Materializer
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import FRAME_HEADER_BYTES, FRAME_MAGIC
 from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
+from statelog.queries.save import TableFile
 from statelog.reading.manifest import Manifest, SavedFile, SavedOperator, SavedState
-from statelog.reading.tables import Positions, StateColumns
 from statelog.runs import digests
 from statelog.runs.format import TAIL, Operation, change_schema
 from statelog.runs.key_groups import HashRange
@@ -46,9 +46,9 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, encode_schema
 from statelog.runs.times import Moment
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
-from statelog.savepoints.parquet import TableFile
 from statelog.sealed import seal
 from statelog.storage import LocalStore
+from statelog.tasks.output_task import StoredRows, stored_batches, stored_columns
 from tests.model.engine import Engine
 
 FIXTURES: Final = Path(__file__).parent / "compat"

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from statelog import Options
-from statelog.checkpoint.batch import BatchTime
+from statelog.coordinator.batch import BatchTime
 from statelog.log.open import open_location
 from tests.model.engine import Command, Key, command_query, command_rows
 from tests.query_runner import QueryRunner

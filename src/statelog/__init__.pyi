@@ -24,8 +24,6 @@ from .convert.arrow import (
     ArrowTimers,
     ArrowValueState,
 )
-from .diagnosis.doctor import doctor
-from .diagnosis.finding import Finding
 from .errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -39,8 +37,6 @@ from .errors import (
     StateMissingError,
     StorageError,
 )
-from .exporters.opentelemetry import export_to_opentelemetry
-from .exporters.prometheus import MetricsServer, prometheus_collector, serve_metrics
 from .metrics import (
     CheckpointMetrics,
     HotKey,
@@ -60,10 +56,14 @@ from .operators.keyed.values import AggregateFunction
 from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from .operators.unkeyed.states import BroadcastState, OperatorListState
 from .options import Options
-from .pages.notebook import Summary, show
-from .pages.report import report
-from .pages.server import PageServer
-from .pages.ui import ui
+from .queries.branch import branch
+from .queries.fall_back import FellBack, fall_back
+from .queries.forget import Forgotten, forget
+from .queries.migrate import migrate
+from .queries.orphans import delete_orphans, list_orphans
+from .queries.rename import Renamed, rename
+from .queries.rewind import Rewound, rewind
+from .queries.save_restore import Restored, Savepoint, restore, savepoint
 from .reading.changes import read_changes
 from .reading.compare import StateComparison, compare
 from .reading.diff import read_diff
@@ -82,22 +82,21 @@ from .reading.reader import StateReader, open_state
 from .reading.stats import KeyStats, OperatorStats, StateStats, stats
 from .reading.verify import Damage, Verified, verify
 from .runs.times import Ttl, Watermark
-from .spark.data_source import StateSource
-from .spark.placement import spark_conf
-from .spark.query_errors import error_of
+from .spark.driver.endpoint import error_of
+from .spark.plan.placement import spark_conf
+from .spark.source.data_source import StateSource
 from .storage import ObjectInfo, Store, register_store
-from .streams.branch import branch
-from .streams.fall_back import FellBack, fall_back
-from .streams.forget import Forgotten, forget
 from .streams.keyed import KeyedStream, key_by
-from .streams.migrate import migrate
-from .streams.orphans import delete_orphans, list_orphans
-from .streams.rename import Renamed, rename
-from .streams.repair import Rewound, rewind
-from .streams.save_restore import Restored, Savepoint, restore, savepoint
 from .streams.unkeyed import process
 from .streams.windowed import WindowedStream, late, on_time
 from .streams.write_ahead import write_ahead
+from .tools.doctor.doctor import doctor
+from .tools.doctor.finding import Finding
+from .tools.exporters.opentelemetry import export_to_opentelemetry
+from .tools.exporters.prometheus import MetricsServer, prometheus_collector, serve_metrics
+from .tools.pages.notebook import Summary, show
+from .tools.pages.render import report
+from .tools.pages.server import PageServer, ui
 from .windows.assigners import CountWindows, SessionWindows, SlidingWindows, TumblingWindows
 from .windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
 

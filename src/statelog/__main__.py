@@ -1,4 +1,4 @@
-"""The command line: ``python -m statelog COMMAND``; see :mod:`statelog.cli`."""
+"""The command line: ``python -m statelog COMMAND``; see :mod:`statelog.tools.cli`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXTRAS: Final = {"click": "cli", "rich": "cli"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     try:
-        from statelog.cli.main import main as run
+        from statelog.tools.cli.main import main as run
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package in _EXTRAS:

@@ -10,7 +10,7 @@ import pytest
 from statelog.errors import ErrorKind, StorageError
 from statelog.log.numbered import NumberedLog
 from statelog.storage import Store, open_store
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.azure.server import Azurite
 from tests.bucket_contract import BucketContract
 from tests.contract.log_contract import PREFIX, LogContract

@@ -28,8 +28,8 @@ from benchmarks.profiling import seconds_by_module
 from benchmarks.query import BatchSide, require
 from benchmarks.state import EXPECTED, KINDS, InputBatch
 from benchmarks.tail import latency_of
-from statelog.checkpoint.pins import log_file
-from statelog.checkpoint.query_history import read_history
+from statelog.history.pins import log_file
+from statelog.history.query_history import read_history
 from statelog.storage import LocalStore
 from tests.stored_query import StoredQuery
 
@@ -491,7 +491,7 @@ class TestCommit:
         result = commit.run(settings, tmp_path)
 
         by_module = result.figures["runs"]["2 subtasks, 1 operator"]["profile_s"]
-        assert {"statelog.checkpoint.coordinator", "statelog.log.entry", "statelog.storage.posix"} < by_module.keys()
+        assert {"statelog.coordinator.coordinator", "statelog.log.entry", "statelog.storage.posix"} < by_module.keys()
         assert "own time: " in result.remarks[-1]
 
 

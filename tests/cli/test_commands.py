@@ -18,9 +18,9 @@ import pytest
 
 import statelog
 from statelog.__main__ import main
-from statelog.checkpoint.batch import BatchTime
-from statelog.cli.main import commands
+from statelog.coordinator.batch import BatchTime
 from statelog.storage import open_store
+from statelog.tools.cli.main import commands
 from tests.cli.spark_files import write_spark_files
 from tests.reading.story import STATES, Story, map_rows, rows, value_rows
 from tests.s3.server import BUCKET

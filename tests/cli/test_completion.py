@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.cli.main import commands
+from statelog.tools.cli.main import commands
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
 

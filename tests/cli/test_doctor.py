@@ -17,7 +17,7 @@ import pytest
 
 from statelog import Finding
 from statelog.__main__ import main
-from statelog.diagnosis import doctor as diagnosis
+from statelog.tools.doctor import doctor as diagnosis
 from tests.spark.faults import wait_until
 
 FINDINGS = [

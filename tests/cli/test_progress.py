@@ -15,8 +15,8 @@ from contextlib import suppress
 import pytest
 from rich.console import Console
 
-from statelog.cli.progress import shown_progress
 from statelog.progress import tracked
+from statelog.tools.cli.shown import shown_progress
 from tests.cli.spark_files import write_spark_files
 from tests.reading.story import STATES, Story
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 import statelog
-from statelog.checkpoint.query_history import read_history
+from statelog.history.query_history import read_history
 from statelog.log.open import open_location
 from statelog.storage import LocalStore, Store
 from tests.compat.test_fixtures import fixture_hash

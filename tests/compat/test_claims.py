@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from statelog import ConfigurationError, StateMissingError
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Claim
 from statelog.storage import LocalStore
 from tests.compat.test_fixtures import fixture_hash

@@ -17,15 +17,15 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, StateMissingError
-from statelog.checkpoint.pins import Pin, consumer_pins
-from statelog.checkpoint.query_history import read_history
+from statelog.history.pins import Pin, consumer_pins
+from statelog.history.query_history import read_history
 from statelog.reading.changes import changed_rows
 from statelog.reading.consumer import ChangeConsumer, Position
 from statelog.reading.source import open_source
 from statelog.storage import LocalStore
 from statelog.testing import Harness
-from statelog.testing.clock import ManualClock
 from statelog.testing.harness import parts_of
+from statelog.testing.query import ManualClock
 from tests.compat.stored import read_query, write_query
 from tests.model.stored_files import is_pin
 

@@ -17,10 +17,10 @@ import pytest
 
 import statelog
 from statelog import Options
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.output_task import stored_batches
+from statelog.coordinator.batch import BatchTime
 from statelog.local.stored_reader import read_stored
 from statelog.log.open import open_location
+from statelog.tasks.output_task import stored_batches
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalOperator

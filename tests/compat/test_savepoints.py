@@ -13,12 +13,12 @@ import pytest
 import statelog
 from statelog.log.open import open_location
 from statelog.options import Options
+from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.reading.manifest import Manifest
-from statelog.reading.parts import one_by_one
-from statelog.savepoints.load import RestoreTarget, restore_operators
+from statelog.reading.scan import one_by_one
 from statelog.testing.arguments import OperatorArguments
-from statelog.testing.clock import ManualClock
 from statelog.testing.keyed import KeyedQuery
+from statelog.testing.query import ManualClock
 from statelog.testing.unkeyed import UnkeyedQuery
 from tests.compat.test_fixtures import KEYS, SCRIPT, expected, fixture_hash
 from tests.model.engine import command_query, command_rows

@@ -16,8 +16,8 @@ from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.runs import digests
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import (
     PREFIX,
     Action,

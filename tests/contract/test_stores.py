@@ -10,12 +10,12 @@ from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
+from statelog.storage.hedging import Ended, Race, Races
 from statelog.storage.links import LinkedStore
-from statelog.storage.races import Ended, Race, Races
 from statelog.storage.retry import RetryingStore, RetryPolicy
-from statelog.testing.clock import ManualClock
 from statelog.testing.contracts import StoreContract
 from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.stores import WholeObjects
 
 

@@ -17,20 +17,20 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.batch import AcceptedAck, BatchTime, OperatorBatch
-from statelog.checkpoint.changeset import Changeset
-from statelog.checkpoint.protocol import Ack, TaskId
-from statelog.checkpoint.query_history import read_history
 from statelog.clock import SystemClock
+from statelog.coordinator.batch import AcceptedAck, BatchTime, OperatorBatch
+from statelog.history.query_history import read_history
 from statelog.log.entry import QueryCheckpoint, Section
 from statelog.log.references import SegmentRef
+from statelog.rpc.calls import RpcClient
+from statelog.rpc.messages import Ack, TaskId
 from statelog.runs.writer import StateChanges
-from statelog.spark import internals
-from statelog.spark.endpoint import Endpoint
-from statelog.spark.operator_plan import OperatorPlan
-from statelog.spark.rpc import RpcClient
+from statelog.spark.driver import internals
+from statelog.spark.driver.endpoint import Endpoint
+from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.storage import LocalStore
+from statelog.tasks.attempt import Attempt, WorkerMemory
+from statelog.tasks.changeset import Changeset
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 

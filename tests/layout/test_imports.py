@@ -15,25 +15,26 @@ SOURCE = Path(__file__).parents[2] / "src" / "statelog"
 
 CORE = "core"
 FLOORS = [
-    {"testing", "cli"},
-    {"streams", "diagnosis", "pages"},
-    {"windows"},
+    {"testing", "tools"},
+    {"streams"},
+    {"windows", "queries"},
     {"spark"},
-    {"savepoints"},
     {"reading"},
     {"aggregates"},
-    {"convert", "checkpoint"},
+    {"convert", "tasks", "coordinator"},
+    {"rpc"},
     {"operators"},
     {"tables"},
     {"local"},
+    {"history"},
     {"log"},
-    {"storage", "runs", "exporters"},
+    {"storage", "runs"},
     {CORE},
 ]
 """From top to bottom; packages of one floor do not import each other."""
 
 MAY_NAME_SPARK_TYPES = {"aggregates", "convert", "windows", "testing"}
-MAY_USE_A_SESSION = {"spark", "streams", "diagnosis", "pages"}
+MAY_USE_A_SESSION = {"spark", "queries", "streams", "tools"}
 SPARK_TYPES = {"pyspark.errors", "pyspark.sql.types", "pyspark.sql.streaming.stateful_processor"}
 
 MODULES = {
@@ -76,8 +77,8 @@ def test_only_upper_packages_know_spark(module: str) -> None:
     ("imported", "left_out"),
     [
         ("statelog", {"pyspark", "pyarrow", "pandas", "numpy"}),
-        ("statelog.spark.clock_source", {"pandas", "statelog.streams", "statelog.checkpoint.coordinator"}),
-        ("statelog.spark.keyed_spec", {"statelog.streams", "statelog.checkpoint.coordinator"}),
+        ("statelog.spark.source.clock_source", {"pandas", "statelog.streams", "statelog.coordinator.coordinator"}),
+        ("statelog.spark.worker.keyed_spec", {"statelog.streams", "statelog.coordinator.coordinator"}),
         ("statelog.reading.read", {"pyspark", "pandas"}),
     ],
 )

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from statelog import Options
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.keyed_task import BatchInput
+from statelog.coordinator.batch import BatchTime
 from statelog.operators.keyed.operator import KeyedRows
 from statelog.runs.key_groups import subtasks_of
 from statelog.storage import LocalStore, Store
+from statelog.tasks.keyed_task import BatchInput
 from statelog.testing.arguments import OperatorArguments
-from statelog.testing.clock import ManualClock
 from statelog.testing.keyed import KeyedQuery
-from statelog.testing.query import LocalQuery
+from statelog.testing.query import LocalQuery, ManualClock
 
 Key = tuple[int | None, str | None]
 Command = tuple[Any, ...]

@@ -15,24 +15,23 @@ from typing import Any
 import pyarrow as pa
 
 from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import log_file
-from statelog.checkpoint.protocol import Ack, Acked, Begin, CheckOwner, Reply, Request, TaskId
-from statelog.checkpoint.query_history import QueryHistory
-from statelog.checkpoint.unkeyed_task import UnkeyedTask
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import BatchTime
+from statelog.coordinator.coordinator import Coordinator
+from statelog.history.operator_history import History
+from statelog.history.pins import log_file
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Claim, Entry, FrameReader, QueryCheckpoint
 from statelog.log.open import LOG_FOLDER, open_log
 from statelog.metrics import Measurements
 from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
+from statelog.rpc.messages import Ack, Acked, Begin, CheckOwner, Reply, Request, TaskId
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
-from statelog.testing.query import CrashPoint
+from statelog.tasks.attempt import Attempt, WorkerMemory
+from statelog.tasks.unkeyed_task import UnkeyedTask
+from statelog.testing.query import CrashPoint, ManualClock
 
 Command = Sequence[Any]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, NoReturn
 
-from statelog.checkpoint.protocol import Ack, Begin, Reply, TaskRequest
 from statelog.errors import FencedError, StatelogError, StorageError
 from statelog.metrics import Step
+from statelog.rpc.messages import Ack, Begin, Reply, TaskRequest
 from statelog.testing.query import Crash
 from tests.model.query_actions import Task
 from tests.model.query_driver import Driver

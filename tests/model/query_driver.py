@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from statelog.checkpoint.admission import stale_run
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Reply, TaskRequest
-from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import Clock
+from statelog.coordinator.admission import stale_run
+from statelog.coordinator.batch import BatchTime
+from statelog.coordinator.coordinator import Coordinator
+from statelog.history.query_history import QueryHistory
 from statelog.log.open import open_log
 from statelog.metrics import Measurements
 from statelog.options import Options
+from statelog.rpc.messages import Reply, TaskRequest
 from statelog.storage import LocalStore, Store
 from statelog.testing.query import LocalOperator
 

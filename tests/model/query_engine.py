@@ -17,14 +17,13 @@ from typing import Final, TypeVar
 
 import statelog
 from statelog import Options, Step
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.protocol import Ping, Reply, Request, TaskId, TaskRequest, Tick
+from statelog.coordinator.batch import BatchTime
 from statelog.errors import FencedError, StorageError
+from statelog.rpc.messages import Ping, Reply, Request, TaskId, TaskRequest, Tick
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
-from statelog.testing.query import CrashPoint
+from statelog.tasks.attempt import Attempt, WorkerMemory
+from statelog.testing.query import CrashPoint, ManualClock
 from tests.model.query_driver import Driver, Member, Results, Surroundings
 from tests.model.query_graph import Graph, Row, operator_of
 

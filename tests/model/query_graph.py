@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import statelog
 from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options
-from statelog.checkpoint.keyed_task import BatchInput
 from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.runs.key_groups import subtasks_of
+from statelog.tasks.keyed_task import BatchInput
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalOperator

@@ -19,17 +19,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from statelog.checkpoint import coordinator
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import AcceptedAck, Batch, OperatorBatch
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun
-from statelog.checkpoint.query_history import Line, QueryHistory
-from statelog.checkpoint.views import Views
+from statelog.coordinator import coordinator
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import AcceptedAck, Batch, OperatorBatch
+from statelog.coordinator.coordinator import Coordinator
+from statelog.coordinator.views import Views
 from statelog.errors import StorageError
+from statelog.history.operator_history import History
+from statelog.history.query_history import Line, QueryHistory
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.numbered import NumberedLog
+from statelog.rpc.messages import Ack, Acked, Begin, Begun
 from tests.model import query_driver
 
 Plant = Callable[[], AbstractContextManager[object]]

@@ -9,8 +9,8 @@ from typing import Any
 
 from statelog import Options
 from statelog.testing import Harness
-from statelog.testing.clock import ManualClock
 from statelog.testing.harness import parts_of
+from statelog.testing.query import ManualClock
 from tests.model.engine import Command, CommandProcessor, Key, Model
 from tests.model.stored_files import StoredFiles
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import filterfalse
 from pathlib import Path
 
-from statelog.checkpoint.history import History, Record
-from statelog.checkpoint.pins import read_pin
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.operator_history import History, Record
+from statelog.history.pins import read_pin
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Claim
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, PINS_FOLDER, RUNS_FOLDER

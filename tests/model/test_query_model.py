@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from statelog import Options
-from statelog.checkpoint.protocol import Ack, Acked, Reply, TaskRequest
 from statelog.errors import StateMissingError
+from statelog.rpc.messages import Ack, Acked, Reply, TaskRequest
 from statelog.testing.query import new_directory
 from tests.model.query_engine import QueryEngine, TaskPlace
 from tests.model.query_graph import GRAPHS, Graph, Row, chain

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statelog import Options, Step, Ttl, Watermark
-from statelog.checkpoint.batch import BatchTime
+from statelog.coordinator.batch import BatchTime
 from statelog.local.policy import MergePolicy
 from statelog.log.open import INITIAL_FOLDER
 from statelog.options import TABLES
-from statelog.reading.parts import one_by_one
-from statelog.savepoints.load import RestoreTarget, restore_operators
-from statelog.savepoints.save import save_operator
+from statelog.queries.load import RestoreTarget, restore_operators
+from statelog.queries.save import save_operator
+from statelog.reading.scan import one_by_one
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pytest
 
 from statelog import Options, Step
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.attempt import Attempt
-from statelog.checkpoint.output_task import OutputRows, OutputTask, stored_batches, stored_columns
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.coordinator.admission import OperatorConfig
+from statelog.history.query_history import QueryHistory
 from statelog.local.stored_reader import read_stored
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import LOG_FOLDER, open_log
 from statelog.storage import LocalStore
+from statelog.tasks.attempt import Attempt
+from statelog.tasks.output_task import OutputRows, OutputTask, stored_batches, stored_columns
 from statelog.testing.query import Crash, LocalOperator, new_directory
 from tests.model.engine import Key, command_query, command_rows
 from tests.query_runner import QueryRunner

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog.checkpoint.progress import Restore, SubtaskRestore
 from statelog.clock import SystemClock
-from statelog.pages.live import LiveOperator, Watched
-from statelog.pages.savepoint_list import SavepointFolders
-from statelog.pages.server import App, PageServer
+from statelog.coordinator.restores import Restore, SubtaskRestore
+from statelog.tools.pages.live import LiveOperator, Watched
+from statelog.tools.pages.savepoint_list import SavepointFolders
+from statelog.tools.pages.server import App, PageServer
 from tests.pages.queries import materialized
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")

@@ -15,17 +15,17 @@ import pytest
 import statelog
 from statelog import StorageError
 from statelog.__main__ import main
-from statelog.pages.charts import Column, axis_steps, bar_chart
-from statelog.pages.live import watch
-from statelog.pages.model import PageModel, read_page
-from statelog.pages.operator_model import OperatorModel, read_operators
-from statelog.pages.render import render
-from statelog.pages.savepoint_list import SavepointFolders, SavepointList
-from statelog.pages.series import binned
 from statelog.reading.manifest import Manifest
 from statelog.runs.schema import encode_schema
 from statelog.storage import LocalStore, ObjectInfo
 from statelog.storage.wrapper import StoreWrapper
+from statelog.tools.pages.charts import Column, axis_steps, bar_chart
+from statelog.tools.pages.live import watch
+from statelog.tools.pages.model import PageModel, read_page
+from statelog.tools.pages.operator_charts import binned
+from statelog.tools.pages.operator_model import OperatorModel, read_operators
+from statelog.tools.pages.render import render
+from statelog.tools.pages.savepoint_list import SavepointFolders, SavepointList
 from tests.pages.queries import log_files, materialized
 from tests.reading.story import STATES, Story
 from tests.short_log import ShortLog

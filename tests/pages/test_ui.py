@@ -17,15 +17,15 @@ import pytest
 
 import statelog
 from statelog import CheckpointMetrics, HotKey, StateMetrics, SubtaskMetrics
-from statelog.checkpoint.progress import Restore, SubtaskRestore
-from statelog.pages.live import LiveOperator, Watched
-from statelog.pages.model import PageModel
-from statelog.pages.notebook import Summary
-from statelog.pages.operator_model import read_operators
-from statelog.pages.savepoint_list import SavepointFolders
-from statelog.pages.server import App, PageServer
+from statelog.coordinator.restores import Restore, SubtaskRestore
 from statelog.runs.schema import encode_schema
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
+from statelog.tools.pages.live import LiveOperator, Watched
+from statelog.tools.pages.model import PageModel
+from statelog.tools.pages.notebook import Summary
+from statelog.tools.pages.operator_model import read_operators
+from statelog.tools.pages.savepoint_list import SavepointFolders
+from statelog.tools.pages.server import App, PageServer
 from tests.pages.queries import materialized
 from tests.reading.story import Story
 from tests.short_log import ShortLog

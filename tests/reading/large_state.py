@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from statelog.checkpoint.history import History
+from statelog.history.operator_history import History
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import subtasks_of

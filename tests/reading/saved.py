@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statelog.checkpoint.query_history import read_history
+from statelog.history.query_history import read_history
 from statelog.log.open import open_location
+from statelog.queries.save import save_operator
 from statelog.reading.manifest import Manifest
-from statelog.reading.parts import one_by_one
-from statelog.reading.scan import PART_BYTES
+from statelog.reading.scan import PART_BYTES, one_by_one
 from statelog.runs.byte_slices import BUDGET
-from statelog.savepoints.save import save_operator
 
 
 def save(

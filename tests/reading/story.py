@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim
 from statelog.log.open import open_location, open_log
 from statelog.runs.key_hashes import row_hashes
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.model.engine import Command, Engine, Key, Model
 
 KEYS: list[Key] = [(number, text) for number in (*range(20), None) for text in ("a", "long " * 20, None)]

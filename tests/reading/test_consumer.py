@@ -14,13 +14,13 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, StateMissingError
-from statelog.checkpoint.pins import MARGIN_S
+from statelog.history.pins import MARGIN_S
 from statelog.reading.changes import changed_rows
 from statelog.reading.consumer import OWNER, ChangeConsumer, Position
 from statelog.reading.source import open_source
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultStore
+from statelog.testing.query import ManualClock
 from tests.reading.story import STATES, Story, random_commands
 from tests.reading.test_changes import Rows, replayed
 from tests.reading.test_pins import ReadOnly, Stop

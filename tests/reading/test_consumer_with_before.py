@@ -12,10 +12,10 @@ import pytest
 
 import statelog
 from statelog import PinExpiredError, StateMissingError
-from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.pins import MARGIN_S, PinnedBase, StandingPins
-from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import SystemClock
+from statelog.history.held_pin import HeldPin
+from statelog.history.pins import MARGIN_S, PinnedBase, StandingPins
+from statelog.history.query_history import QueryHistory
 from statelog.reading import former
 from statelog.storage import LocalStore
 from tests.reading.story import KEYS, STATES, Story

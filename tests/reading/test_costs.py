@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 import statelog
-from statelog.checkpoint.history import History
-from statelog.local.restore_plan import SHARED_BYTES
+from statelog.history.operator_history import History
+from statelog.history.restore_plan import SHARED_BYTES
 from statelog.log.references import SegmentRef
 from statelog.reading.source import open_source
 from statelog.runs.writer import STORED_BLOCK_BYTES

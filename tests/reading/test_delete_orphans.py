@@ -15,15 +15,14 @@ import pytest
 
 import statelog
 from statelog import CorruptionError, StateMissingError, Step
-from statelog.checkpoint.pins import MARGIN_S, log_file
-from statelog.checkpoint.query_history import read_history
 from statelog.clock import Clock
+from statelog.history.pins import MARGIN_S, log_file
+from statelog.history.query_history import read_history
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import PINS_FOLDER
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultStore
-from statelog.testing.query import Crash
+from statelog.testing.query import Crash, ManualClock
 from tests.reading.story import Story, random_commands, rows, value_rows
 from tests.reading.test_pins import Stop
 

@@ -18,12 +18,12 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, Options, StateMissingError
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.pins import read_pin, standing_pins
+from statelog.coordinator.batch import BatchTime
+from statelog.history.pins import read_pin, standing_pins
+from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.reading.kept import kept_checkpoints
-from statelog.reading.parts import one_by_one
+from statelog.reading.scan import one_by_one
 from statelog.reading.source import StoredQuery
-from statelog.savepoints.load import RestoreTarget, restore_operators
 from statelog.storage import LocalStore
 from tests.model.engine import Model, command_query, command_rows
 from tests.query_runner import QueryRunner

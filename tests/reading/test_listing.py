@@ -14,9 +14,9 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, Options, PinInfo, StateMissingError
-from statelog.checkpoint.batch import BatchTime
+from statelog.coordinator.batch import BatchTime
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.model.engine import Command, Key, command_query, command_rows
 from tests.query_runner import QueryRunner
 from tests.reading.story import KEYS, Story, hash_of, rows, value_rows

@@ -14,13 +14,13 @@ import pytest
 
 import statelog
 from statelog import PinExpiredError, StateMissingError, StorageError
-from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
+from statelog.history.held_pin import HeldPin
+from statelog.history.pins import MARGIN_S, Pin, pin_name, write_pin
 from statelog.reading.source import open_source
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.reading.story import Story, rows, value_rows
 
 RETAINED = 2

@@ -13,8 +13,7 @@ import pytest
 
 import statelog
 from statelog.progress import tracked, watching
-from statelog.reading.parts import one_by_one
-from statelog.reading.scan import cut_parts, part_sizes
+from statelog.reading.scan import cut_parts, one_by_one, part_sizes
 from statelog.reading.source import open_source
 from tests.reading.saved import save
 from tests.reading.story import Story

@@ -11,9 +11,9 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, PinExpiredError
-from statelog.checkpoint import held_pin
+from statelog.history import held_pin
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.reading.story import KEYS, STATES, Story, rows, value_rows
 
 

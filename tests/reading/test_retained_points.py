@@ -12,8 +12,8 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, Options, StateMissingError, StorageError
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.pins import MARGIN_S
+from statelog.coordinator.batch import BatchTime
+from statelog.history.pins import MARGIN_S
 from statelog.log.open import PINS_FOLDER
 from statelog.storage import LocalStore
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore

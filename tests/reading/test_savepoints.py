@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError, StorageError
-from statelog.checkpoint.batch import BatchTime
+from statelog.coordinator.batch import BatchTime
 from statelog.reading.manifest import Manifest, SavedFile, SavedOperator
 from statelog.runs import digests
 from statelog.storage import LocalStore

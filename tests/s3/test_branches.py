@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog.checkpoint.query_history import read_history
+from statelog.history.query_history import read_history
 from statelog.log.open import open_location
 from statelog.storage.links import is_link
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.cli.spark_files import write_spark_files
 from tests.model.engine import Engine
 from tests.reading.story import STATES, Story, hash_of, rows

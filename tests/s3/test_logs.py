@@ -6,7 +6,7 @@ import pytest
 
 from statelog.log.numbered import NumberedLog
 from statelog.storage import Store, open_store
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import PREFIX, LogContract
 
 pytest_plugins = ("tests.s3.plugin",)

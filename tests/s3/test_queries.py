@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog import Options, Step
-from statelog.spark.endpoint import require_endpoint
+from statelog.spark.driver.endpoint import require_endpoint
 from statelog.storage import open_store
 from tests.s3.server import RadosGateway
 from tests.spark.faults import make_marker

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import statelog
-from statelog.local.restore_plan import SHARED_BYTES
+from statelog.history.restore_plan import SHARED_BYTES
 from statelog.reading.source import open_source
 from statelog.storage import open_store
 from tests.reading.large_state import LEVELS, PARALLELISM, LargeState, changes_since, key_of, levels_of, subtask_of

@@ -8,8 +8,11 @@ import pytest
 
 from statelog import Finding
 from statelog.clock import SystemClock
-from statelog.diagnosis.finding import Place
-from statelog.diagnosis.location import (
+from statelog.errors import ErrorKind, StorageError
+from statelog.storage import Store, open_store
+from statelog.testing.contracts import StoreContract
+from statelog.tools.doctor.finding import Place
+from statelog.tools.doctor.location import (
     Marks,
     Probe,
     Traces,
@@ -18,9 +21,6 @@ from statelog.diagnosis.location import (
     check_marks,
     remove_probe,
 )
-from statelog.errors import ErrorKind, StorageError
-from statelog.storage import Store, open_store
-from statelog.testing.contracts import StoreContract
 from tests.bucket_contract import BucketContract
 from tests.s3.server import RadosGateway
 

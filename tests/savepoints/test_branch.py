@@ -15,18 +15,18 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StateMissingError, StorageError
-from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Parent
 from statelog.log.open import open_location
-from statelog.savepoints import load as load_module
-from statelog.savepoints.branch import branch_query
-from statelog.savepoints.load import RestoreTarget
-from statelog.spark import checkpoint_location
+from statelog.queries import branch as branch_module
+from statelog.queries import load as load_module
+from statelog.queries.branch import branch_query
+from statelog.queries.load import RestoreTarget
+from statelog.spark.checkpoint import location as checkpoint_location
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import is_link
-from statelog.streams import branch as branch_module
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultStore
+from statelog.testing.query import ManualClock
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 from tests.model.stored_files import is_pin

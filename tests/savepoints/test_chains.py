@@ -17,15 +17,14 @@ import pytest
 
 import statelog
 from statelog import Options, StateMissingError, Step
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.pins import Pin, read_pin
-from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.coordinator.batch import BatchTime
+from statelog.history.pins import Pin, read_pin
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.open import open_location
 from statelog.storage import LocalStore
 from statelog.testing.arguments import OperatorArguments
-from statelog.testing.clock import ManualClock
 from statelog.testing.keyed import KeyedQuery
-from statelog.testing.query import Crash
+from statelog.testing.query import Crash, ManualClock
 from statelog.testing.unkeyed import UnkeyedQuery
 from tests.compat.test_savepoints import Collect
 from tests.model.engine import CommandProcessor, Key, command_query, command_rows

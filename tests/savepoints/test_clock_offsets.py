@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import StorageError
-from statelog.savepoints.spark_checkpoint import SparkCheckpoint
-from statelog.savepoints.spark_files import DirectoryFiles
-from statelog.savepoints.spark_logs import BatchOffsets
-from statelog.spark.clock_offsets import fit_clock_offsets
+from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
+from statelog.spark.checkpoint.files import DirectoryFiles
+from statelog.spark.checkpoint.logs import BatchOffsets
+from statelog.spark.driver.query_clocks import fit_clock_offsets
 from statelog.storage import LocalStore
 
 FILE = '{"logOffset":4}'

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog import CorruptionError, StateMissingError
-from statelog.savepoints.spark_logs import file_log_until
+from statelog.spark.checkpoint.logs import file_log_until
 
 
 def line(number: int, file: int = 0) -> str:

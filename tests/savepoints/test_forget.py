@@ -9,13 +9,14 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, Options, StateMissingError
-from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim, Entry
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_location, open_log
-from statelog.spark import checkpoint_location
+from statelog.queries import stopped
+from statelog.spark.checkpoint import location as checkpoint_location
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.savepoints.test_rewind import SMALL, Operators, spark_checkpoint
 from tests.savepoints.test_savepoint_faults import deaths
 from tests.stored_query import StoredQuery, saved_values
@@ -279,7 +280,7 @@ def test_a_death_at_any_step_is_mended_by_another_call(
 
     begin()
     forget = statelog.forget
-    assert deaths(monkeypatch, when, lambda: forget(query.checkpoint, "a"), check, [checkpoint_location]) >= 8
+    assert deaths(monkeypatch, when, lambda: forget(query.checkpoint, "a"), check, [checkpoint_location, stopped]) >= 8
 
 
 def test_an_operator_that_was_renamed_meanwhile_is_not_given_up(

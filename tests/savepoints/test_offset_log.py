@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.savepoints.spark_logs import BatchOffsets
+from statelog.spark.checkpoint.logs import BatchOffsets
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795357552879,"conf":{"a:b":"c"}}'
 CLOCK = '{"clock": "0123456789abcdef", "tick": 7}'

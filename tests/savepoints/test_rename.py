@@ -12,12 +12,13 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, FencedError, Options
-from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim, Entry
 from statelog.log.open import open_location, open_log
-from statelog.spark import checkpoint_location
+from statelog.queries import stopped
+from statelog.spark.checkpoint import location as checkpoint_location
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.reading.story import rows
 from tests.savepoints.test_rewind import Operators, spark_checkpoint
 from tests.savepoints.test_savepoint_faults import deaths
@@ -259,7 +260,10 @@ def test_a_death_at_any_step_is_mended_by_another_call(
 
     begin()
     rename = statelog.rename
-    assert deaths(monkeypatch, when, lambda: rename(query.checkpoint, "a", "c"), check, [checkpoint_location]) >= 8
+    assert (
+        deaths(monkeypatch, when, lambda: rename(query.checkpoint, "a", "c"), check, [checkpoint_location, stopped])
+        >= 8
+    )
 
 
 def test_mistakes_are_named(query: StoredQuery, tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ import pytest
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.__main__ import main
-from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import SystemClock
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim
 from statelog.log.open import open_log
 from statelog.options import Options
-from statelog.savepoints import spark_files as spark_files_module
+from statelog.spark.checkpoint import files as spark_files_module
 from statelog.storage import LocalStore
 from tests.model.engine import Command, command_query, command_rows
 from tests.model.operator_engine import OperatorEngine

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import QueryCheckpoint, Section
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
+from statelog.queries.stopped import StoppedQuery
 from statelog.runs.key_groups import hash_range
-from statelog.savepoints.spark_checkpoint import COMMITS, SparkCheckpoint
-from statelog.savepoints.spark_files import StoreFiles
-from statelog.savepoints.stopped import StoppedQuery
+from statelog.spark.checkpoint.checkpoint import COMMITS, SparkCheckpoint
+from statelog.spark.checkpoint.files import StoreFiles
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import LinkedStore, link
 

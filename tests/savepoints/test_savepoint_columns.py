@@ -19,17 +19,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError
-from statelog.checkpoint.query_history import read_history
+from statelog.convert.state_tables import Positions, StateColumns, encode_tables
+from statelog.history.query_history import read_history
 from statelog.operators.keyed.timers import timer_descriptor
-from statelog.reading.parts import one_by_one
-from statelog.reading.tables import Positions, StateColumns
+from statelog.queries.load import keyed_loads, load_keyed
+from statelog.queries.save import TableFile, file_schema, save_operator
+from statelog.reading.scan import one_by_one
 from statelog.runs.format import VALUE_COLUMN, Operation, change_schema
 from statelog.runs.keys import KeyCodec
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
-from statelog.savepoints.load import encode_tables, keyed_loads, load_keyed
-from statelog.savepoints.parquet import TableFile, file_schema
-from statelog.savepoints.save import save_operator
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
 

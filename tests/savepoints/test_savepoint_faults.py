@@ -12,13 +12,12 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError
+from statelog.queries import load, save, save_restore
 from statelog.reading.manifest import Manifest
-from statelog.savepoints import load, save
-from statelog.savepoints.spark_checkpoint import SparkCheckpoint
-from statelog.savepoints.spark_files import StoreFiles
-from statelog.spark import checkpoint_location
+from statelog.spark.checkpoint import location as checkpoint_location
+from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
+from statelog.spark.checkpoint.files import StoreFiles
 from statelog.storage import LocalStore, Store
-from statelog.streams import save_restore
 from statelog.testing.faults import FaultStore
 from tests.compat.test_fixtures import KEYS, expected, write_location
 from tests.compat.test_savepoints import BATCH, FIXTURES, collecting, keyed, restored, runner

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.savepoints.spark_checkpoint import SparkCheckpoint
-from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
-from statelog.spark import checkpoint_location, internals
-from statelog.spark.checkpoint_location import open_checkpoint, state_home, state_location
+from statelog.spark.checkpoint import location as checkpoint_location
+from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
+from statelog.spark.checkpoint.files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.spark.checkpoint.location import open_checkpoint, state_home, state_location
+from statelog.spark.driver import internals
 from statelog.storage import LocalStore
 from statelog.storage.open import REGISTERED
 from statelog.testing.faults import FaultStore

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from statelog.checkpoint.batch import BatchTime
+from statelog.coordinator.batch import BatchTime
 from statelog.reading.manifest import SavedOperator
 from tests.model.keyed_model import Row
 from tests.soak.moves import Mood, random_task_harm

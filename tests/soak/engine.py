@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from statelog.checkpoint.batch import BatchTime
+from statelog.coordinator.batch import BatchTime
 from statelog.testing.query import new_directory
 from tests.model.keyed_commands import json_like
 from tests.model.keyed_model import Key, Model, Row

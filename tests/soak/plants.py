@@ -9,13 +9,14 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from statelog.checkpoint import active_operator, keyed_task
-from statelog.checkpoint.batch import OperatorBatch
-from statelog.checkpoint.materialization import MaterializationPolicy
-from statelog.checkpoint.protocol import Ack, JobOutcome
+from statelog.coordinator import active_operator
+from statelog.coordinator.batch import OperatorBatch
+from statelog.coordinator.materialization import MaterializationPolicy
 from statelog.local import runs
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
 from statelog.log.references import Level
+from statelog.rpc.messages import Ack, JobOutcome
+from statelog.tasks import keyed_task
 from tests.model.query_plants import repeated_batches_start_from_the_newest
 
 

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 import statelog
 from statelog import Options
-from statelog.testing.clock import ManualClock
-from statelog.testing.query import new_directory
+from statelog.testing.query import ManualClock, new_directory
 from tests.model.query_actions import Job, Task, random_actions
 from tests.model.query_driver import Driver
 from tests.model.query_engine import SparkNotes, TaskPlace

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from statelog import FencedError, Options
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.protocol import Ping, Reply, Request, Tick
 from statelog.clock import Clock
-from statelog.spark.rpc import RpcClient, RpcServer
+from statelog.rpc.calls import RpcClient, RpcServer
+from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
+from statelog.tasks.attempt import Attempt, WorkerMemory
 from statelog.testing.faults import FaultStore
+from statelog.testing.query import ManualClock
 from tests.model.engine import TickingClock
 from tests.model.query_driver import Driver, Member, Surroundings
 from tests.model.query_engine import SparkNotes, TaskPlace, run_attempt, run_id_of

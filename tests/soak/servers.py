@@ -26,24 +26,23 @@ from statelog import (
     Watermark,
     delete_orphans,
 )
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.protocol import Ping, Reply, Request, Tick
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.coordinator.batch import BatchTime
+from statelog.history.held_pin import HeldPin
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Parent
+from statelog.queries.branch import branch_query
+from statelog.queries.load import RestoreTarget, restore_operators
+from statelog.queries.save import save_operator
 from statelog.reading.manifest import SavedOperator
-from statelog.reading.parts import one_by_one
-from statelog.savepoints.branch import branch_query
-from statelog.savepoints.load import RestoreTarget, restore_operators
-from statelog.savepoints.save import save_operator
-from statelog.spark.rpc import RpcClient, RpcServer
+from statelog.reading.scan import one_by_one
+from statelog.rpc.calls import RpcClient, RpcServer
+from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import LinkedStore
 from statelog.testing.arguments import OperatorArguments
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.keyed import KeyedQuery
-from statelog.testing.query import LocalQuery
+from statelog.testing.query import LocalQuery, ManualClock
 from tests.model.engine import TickingClock
 from tests.model.keyed_commands import INPUT, OUTPUT, Commands, as_input, colliding_hash, good_hash
 from tests.model.keyed_model import Key, Row, Rules

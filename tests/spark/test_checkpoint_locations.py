@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, Step, StorageError
-from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
-from statelog.spark.checkpoint_location import open_checkpoint
-from statelog.spark.hadoop_files import HadoopFiles
+from statelog.spark.checkpoint.files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.spark.checkpoint.location import HadoopFiles, open_checkpoint
 from statelog.storage import LocalStore
 from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
 from tests.spark.faults import make_marker

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import statelog
 from statelog import CheckpointMetrics, Options, RestoreProgress
-from statelog.pages.live import watch
+from statelog.tools.pages.live import watch
 from tests.spark.support import Job, await_end, make_orders
 from tests.stores import KeptStore
 

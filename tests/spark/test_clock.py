@@ -23,9 +23,10 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 import statelog
 from statelog import Options, Watermark
 from statelog.clock import SystemClock
-from statelog.spark import internals, plan, query_clocks
-from statelog.spark.clock_source import ClockReader, source_class
-from statelog.spark.endpoint import require_endpoint
+from statelog.spark.driver import internals, query_clocks
+from statelog.spark.driver.endpoint import require_endpoint
+from statelog.spark.plan import plan
+from statelog.spark.source.clock_source import ClockReader, source_class
 from tests.spark.faults import wait_until
 from tests.spark.support import IS_ONE_BATCH, ForEachBatch, Job, await_end, start_until_idle
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import statelog
 from statelog import Finding, Options
 from statelog.__main__ import main
-from statelog.spark import executor_internals
+from statelog.spark.driver import executor_internals
 from tests.spark.faults import wait_until
 from tests.stores import KeptStore
 
@@ -125,7 +125,7 @@ def test_an_executor_that_hangs_is_an_error(spark: SparkSession, tmp_path: Path)
     statelog.register_store("hanging", HangingStore)
     # The first import takes seconds.
     numbers = spark.sparkContext.parallelize(range(2), 2)
-    numbers.map(lambda _: str(importlib.import_module("statelog.diagnosis.executor_work"))).collect()
+    numbers.map(lambda _: str(importlib.import_module("statelog.tools.doctor.executor_work"))).collect()
     [found] = problems(statelog.doctor(f"hanging:{os.getpid()}:{tmp_path}/state", timeout_s=6))
     assert (found.level, found.check, found.where) == ("error", "location", "executor driver")
     assert found.found == "The check was not done after 6 s."

@@ -18,7 +18,7 @@ from statelog import ConfigurationError, ErrorKind, Options, ProcessorError, Sta
 from statelog.clock import SystemClock
 from statelog.log.entry import Claim
 from statelog.log.open import open_log
-from statelog.spark.rpc import RpcClient
+from statelog.rpc.calls import RpcClient
 from statelog.storage import LocalStore
 from tests.spark.faults import wait_until
 from tests.spark.support import Job, Ledger, make_orders
@@ -133,7 +133,7 @@ def test_a_failed_query_tells_the_error_of_its_tasks(
 def test_the_cause_is_logged_in_one_line(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger = logging.getLogger("statelog.spark.endpoint")
+    logger = logging.getLogger("statelog.spark.driver.endpoint")
     monkeypatch.setattr(logger, "propagate", True)
     caplog.set_level(logging.ERROR, logger.name)
     job = Job(tmp_path).add(make_orders(2, seed=71))

@@ -14,7 +14,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog import ConfigurationError
 from statelog.convert.ddl import parse_ddl
-from statelog.spark.lossless_casts import converted_columns, require_convertible
+from statelog.spark.plan.lossless_casts import converted_columns, require_convertible
 
 pytestmark = pytest.mark.spark
 

@@ -15,10 +15,9 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog.errors import ConfigurationError
-from statelog.spark import internals
-from statelog.spark.checkpoint_location import open_checkpoint
-from statelog.spark.clock_offsets import fit_clock_offsets
-from statelog.spark.hadoop_files import HadoopFiles
+from statelog.spark.checkpoint.location import HadoopFiles, open_checkpoint
+from statelog.spark.driver import internals
+from statelog.spark.driver.query_clocks import fit_clock_offsets
 from tests.spark.file_systems import KEEPING, SHELF, VIEW, Mount, mounted
 from tests.stored_query import StoredQuery, saved_values
 from tests.unit.test_crash_points import Killed, When

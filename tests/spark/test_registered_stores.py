@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import ConfigurationError
-from statelog.spark.registered_stores import with_stores
+from statelog.spark.worker.worker import with_stores
 from statelog.storage import LocalStore, open_store
 from tests.spark.support import Job, ledger_model, make_orders
 from tests.stores import KeptStore

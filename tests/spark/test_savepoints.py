@@ -22,10 +22,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StateMissingError
 from statelog.__main__ import main
+from statelog.queries.save_restore import save_stopped
 from statelog.reading.manifest import Manifest
 from statelog.sealed import seal
 from statelog.storage import LocalStore
-from statelog.streams.save_restore import save_stopped
 from tests.spark.faults import wait_until
 from tests.spark.inputs import add_json
 from tests.spark.support import Job, ledger_model, make_orders

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from statelog.spark.shuffle import labels, to_subtasks
+from statelog.spark.plan.placement import labels, to_subtasks
 
 pytestmark = [pytest.mark.spark, pytest.mark.smoke]
 

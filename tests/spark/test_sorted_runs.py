@@ -12,14 +12,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from statelog import ConfigurationError, error_of
+from statelog.convert.state_tables import Positions, StateColumns
 from statelog.convert.types import state_codecs
-from statelog.reading.tables import Positions, StateColumns
+from statelog.queries.sorted_runs import RunsPlace, StateRows, store_sorted
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind
-from statelog.spark.keyed_plan import KeyedFrame
-from statelog.spark.sorted_runs import RunsPlace, StateRows, store_sorted
+from statelog.spark.plan.keyed_plan import KeyedFrame
 from tests.spark.dropin.scenarios import settings
 
 pytestmark = pytest.mark.spark

@@ -13,7 +13,7 @@ from pyspark.sql.streaming import DataStreamReader, StatefulProcessor
 
 import statelog
 from statelog import Options, Watermark
-from statelog.savepoints.spark_logs import SOURCE_NAMES
+from statelog.spark.checkpoint.logs import SOURCE_NAMES
 from tests.spark.inputs import add_json
 from tests.spark.support import Job
 

@@ -24,9 +24,7 @@ import pytest
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError, StorageError
 from statelog.storage import LocalStore, Store, open_store
 from statelog.storage.location import ObjectLocation
-from statelog.storage.object_client import Bucket, Clients
-from statelog.storage.object_errors import Answer, storage_error
-from statelog.storage.objects import ObjectStore
+from statelog.storage.objects import Answer, Bucket, Clients, ObjectStore, storage_error
 from statelog.storage.open import local_path
 from statelog.storage.probe import check_put_if_absent, require_shared
 from statelog.storage.wrapper import StoreWrapper

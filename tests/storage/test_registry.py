@@ -14,7 +14,7 @@ from statelog import ConfigurationError, Options
 from statelog.clock import SystemClock
 from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
-from statelog.spark.registered_stores import pickled_stores
+from statelog.spark.worker.worker import pickled_stores
 from statelog.storage import LocalStore, Store, open_store
 from statelog.storage.open import is_same_place, is_within, local_path
 from statelog.storage.retry import RetryingStore
@@ -121,7 +121,7 @@ def test_a_factory_that_cannot_be_sent_is_an_error_before_the_query() -> None:
 import threading
 from functools import partial
 import statelog
-from statelog.spark.registered_stores import pickled_stores
+from statelog.spark.worker.worker import pickled_stores
 
 statelog.register_store("kept", partial(print, threading.Lock()))
 try:
@@ -137,7 +137,7 @@ def test_a_process_without_the_registration_adopts_it(tmp_path: Path) -> None:
     open_store(f"kept:{tmp_path}").put("x", b"1")
     script = f"""
 import sys
-from statelog.spark.registered_stores import adopt_stores
+from statelog.spark.worker.worker import adopt_stores
 from statelog.storage import open_store
 
 adopt_stores({pickled_stores()!r})

@@ -25,13 +25,12 @@ from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
-from statelog.storage.hedging import Hedging
-from statelog.storage.races import Ended, Race, Races
+from statelog.storage.hedging import Ended, Hedging, Race, Races
 from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.storage.store import ObjectInfo, Store
 from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 
 _T = TypeVar("_T")
 
@@ -1157,7 +1156,7 @@ class TestRaces:
 
     def test_a_thread_that_is_needed_the_moment_its_time_is_over_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr("statelog.storage.races.Queue", LateQueue)
+            patched.setattr("statelog.storage.hedging.Queue", LateQueue)
             races = self.races(1)
         first = self.threads_of(races, 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statelog.spark.rpc_tls import TlsIdentity, new_identity
+from statelog.rpc.tls import TlsIdentity, new_identity
 
 
 @pytest.fixture(scope="session")

@@ -24,10 +24,10 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, ProtocolError
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.protocol import Ping, Reply, Request, Tick
+from statelog.coordinator.batch import BatchTime
+from statelog.rpc.calls import RpcClient, RpcServer
+from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.runs.byte_slices import Budget
-from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.storage import LocalStore, Store, local, posix
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore

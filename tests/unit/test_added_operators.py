@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, StateMissingError
-from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim, Entry
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
 from statelog.testing.keyed import KeyedQuery
-from statelog.testing.query import LocalOperator
+from statelog.testing.query import LocalOperator, ManualClock
 from tests.model.engine import Key, command_query, command_rows
 from tests.model.operator_engine import OperatorEngine
 from tests.model.stored_files import give_up_state

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
-from statelog.checkpoint.admission import OperatorConfig, admit, require_distinct
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.coordinator.admission import OperatorConfig, admit, require_distinct
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Checkpoint, Claim
 from statelog.log.references import Base, BaseRange, Level
 from statelog.operators.unkeyed.states import OperatorStateDescriptor, OperatorStateMode

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.checkpoint.bases import BaseMap
+from statelog.history.bases import BaseMap
 from statelog.log.references import Base, BaseRange, Level, StoredRun
 from statelog.runs.key_groups import KEY_GROUPS, HashRange, hash_range
 

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
-from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime, InlineBudget, OperatorBatch
-from statelog.checkpoint.protocol import Ack, TaskId
+from statelog.coordinator.batch import AcceptedAck, Batch, BatchTime, InlineBudget, OperatorBatch
 from statelog.log.references import Level, SegmentRef, StoredRun
+from statelog.rpc.messages import Ack, TaskId
 from statelog.runs import digests
 from tests.acks import make_ack
 from tests.contract.log_contract import make_checkpoint

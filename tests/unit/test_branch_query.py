@@ -10,20 +10,20 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, ErrorKind, Options, StorageError
-from statelog.checkpoint.pins import pin_name
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.pins import pin_name
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Checkpoint, Claim, Entry, Parent, QueryCheckpoint, Section
 from statelog.log.open import open_location, open_log
 from statelog.log.references import Base, BaseRange, Level, SegmentRef
+from statelog.queries import load as load_module
+from statelog.queries.branch import branch_query
+from statelog.queries.load import RestoreTarget, new_log
 from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS
-from statelog.savepoints import load as load_module
-from statelog.savepoints.branch import branch_query
-from statelog.savepoints.load import RestoreTarget, new_log
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import LinkedStore, link
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.short_log import IDENTITY, ShortLog, base, base_range, changes, identity_of
 
 PARENT = Parent("/parent", 5, pin_name(5, b"pin"))

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from statelog import Options
-from statelog.checkpoint.changeset import ChangesetWriter
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.tables.runs import RunsTable
+from statelog.tasks.changeset import ChangesetWriter
 from tests.attempts import make_attempt, make_begun
 
 HEAD = bytes(range(16))

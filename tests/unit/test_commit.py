@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import AcceptedAck
-from statelog.checkpoint.commit import compose_section, generations_of
-from statelog.checkpoint.protocol import TaskId
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import AcceptedAck
+from statelog.coordinator.commit import compose_section, generations_of
 from statelog.log.entry import Checkpoint, Section
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.operators.watermark import WatermarkPolicy
+from statelog.rpc.messages import TaskId
 from statelog.runs.schema import StateSchema, encode_schema
 from tests.acks import make_ack
 from tests.entries import checkpoint_of

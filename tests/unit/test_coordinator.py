@@ -19,10 +19,10 @@ from statelog import (
     Step,
     StorageError,
 )
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.protocol import Begin, Begun, Fetch
+from statelog.coordinator.batch import BatchTime
 from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.metrics import Recorded
+from statelog.rpc.messages import Begin, Begun, Fetch
 from statelog.runs import digests
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore

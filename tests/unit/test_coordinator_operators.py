@@ -33,11 +33,17 @@ from statelog import (
     Step,
     StorageError,
 )
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.pins import Pin, pin_name, write_pin
-from statelog.checkpoint.protocol import (
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import BatchTime
+from statelog.coordinator.coordinator import Coordinator
+from statelog.history.pins import Pin, pin_name, write_pin
+from statelog.history.query_history import QueryHistory, read_history
+from statelog.local.policy import MERGE_POLICY, MergePolicy
+from statelog.log.entry import Claim, QueryCheckpoint
+from statelog.log.open import open_log
+from statelog.log.references import Level, StoredRun
+from statelog.metrics import Measurements, Metric, meanings
+from statelog.rpc.messages import (
     Acked,
     Begin,
     Begun,
@@ -49,18 +55,12 @@ from statelog.checkpoint.protocol import (
     TaskId,
     TaskRequest,
 )
-from statelog.checkpoint.query_history import QueryHistory, read_history
-from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.log.entry import Claim, QueryCheckpoint
-from statelog.log.open import open_log
-from statelog.log.references import Level, StoredRun
-from statelog.metrics import Measurements, Metric, meanings
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.acks import make_ack
 from tests.stores import WholeObjects
 

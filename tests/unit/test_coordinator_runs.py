@@ -28,24 +28,23 @@ from statelog import (
     Step,
     StorageError,
 )
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Begin, Begun, Fetch, JobOutcome, Permit, TaskId, View, Witness
-from statelog.checkpoint.redistribution import SnapshotView
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import BatchTime
+from statelog.coordinator.coordinator import Coordinator
 from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, QueryCheckpoint
 from statelog.log.open import open_log
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.metrics import Measurements, Metric
 from statelog.operators.watermark import WatermarkPolicy
+from statelog.rpc.messages import Begin, Begun, Fetch, JobOutcome, Permit, SnapshotView, TaskId, View, Witness
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.acks import make_ack
 from tests.unit.test_inventory import PinsRefused
 
@@ -732,8 +731,8 @@ def test_an_operator_without_keys_gets_no_orders_and_counts_no_log(runs: Runs, c
 def test_only_large_operator_state_is_warned_of(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("statelog.checkpoint.redistribution.LARGE_SNAPSHOT_BYTES", 4)
-    monkeypatch.setattr(logging.getLogger("statelog.checkpoint.redistribution"), "propagate", True)
+    monkeypatch.setattr("statelog.coordinator.redistribution.LARGE_SNAPSHOT_BYTES", 4)
+    monkeypatch.setattr(logging.getLogger("statelog.coordinator.redistribution"), "propagate", True)
     runs.start(0)
     runs.batch(0, b"12345")
     runs.start(0, WITHOUT_KEYS)

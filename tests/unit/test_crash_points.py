@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.query_history import QueryHistory
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
 from statelog.testing import Harness

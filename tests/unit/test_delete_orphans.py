@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, StorageError
-from statelog.checkpoint.pins import MARGIN_S, pin_name
+from statelog.history.pins import MARGIN_S, pin_name
 from statelog.log.entry import Parent
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import make_claim
 from tests.stores import KeptStore
 from tests.unit.test_list_orphans import Stored

@@ -18,7 +18,7 @@ from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.values import AggregatingState, ReducingState, ValueState
 from statelog.options import TABLES
 from statelog.runs.schema import StateKind
-from statelog.spark.states import DeletedState
+from statelog.spark.plan.states import DeletedState
 from statelog.testing import Harness, TwsTester
 from statelog.windows.processor import WindowHandle
 

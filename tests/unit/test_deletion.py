@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, ErrorKind, StorageError
-from statelog.checkpoint.deletion import Deleter, DeletionGate
-from statelog.checkpoint.grants import Grants
+from statelog.coordinator.deletion import Deleter, DeletionGate
+from statelog.coordinator.grants import Grants
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
 from statelog.storage.store import ObjectInfo
@@ -123,14 +123,14 @@ def test_what_a_grant_lets_a_job_name_stays_until_the_grant_ends() -> None:
 def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
     """Whoever deletes past it would have to know what it knows."""
     own = {
-        "checkpoint/deletion.py": "the deleter",
+        "coordinator/deletion.py": "the deleter",
         "log/numbered.py": "its only claim, when a run ends that wrote nothing",
-        "checkpoint/changeset.py": "an attempt's own objects, before anybody knows their names",
-        "checkpoint/held_pin.py": "its own pins",
-        "checkpoint/garbage.py": "a branch's own pin at its parent",
+        "tasks/changeset.py": "an attempt's own objects, before anybody knows their names",
+        "history/held_pin.py": "its own pins",
+        "coordinator/garbage.py": "a branch's own pin at its parent",
     }
     found = set()
-    for folder in ("checkpoint", "local", "log"):
+    for folder in ("coordinator", "history", "tasks", "local", "log"):
         for path in sorted((SOURCES / folder).glob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if not (isinstance(node, ast.Attribute) and node.attr == "delete"):

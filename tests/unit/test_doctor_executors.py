@@ -17,20 +17,19 @@ import pytest
 from pyspark import cloudpickle
 
 from statelog import Finding, Observer, Options
-from statelog.checkpoint.protocol import Ping, Pinged, Reply, Request
 from statelog.clock import Clock, SystemClock
-from statelog.diagnosis.driver_port import check_driver_port, clock_finding
-from statelog.diagnosis.executor_work import ExecutorWork, executor_function
-from statelog.diagnosis.executors import Reports, failed_task, not_asked, read_report
-from statelog.diagnosis.finding import Place
-from statelog.diagnosis.location import Marks, Probe
-from statelog.diagnosis.versions import Installed, teller
-from statelog.spark.endpoint import Endpoint
-from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.spark.worker import DriverAddress
+from statelog.rpc.calls import RpcClient, RpcServer
+from statelog.rpc.messages import Ping, Pinged, Reply, Request
+from statelog.spark.driver.endpoint import Endpoint
+from statelog.spark.worker.worker import DriverAddress
 from statelog.storage import LocalStore
 from statelog.storage.open import REGISTERED
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
+from statelog.tools.doctor.executor_work import ExecutorWork, check_driver_port, clock_finding, executor_function
+from statelog.tools.doctor.executors import Reports, failed_task, not_asked, read_report
+from statelog.tools.doctor.finding import Place
+from statelog.tools.doctor.location import Marks, Probe
+from statelog.tools.doctor.versions import Installed, teller
 from tests.stores import WholeObjects
 
 EXECUTOR = Place("executor 1", "there")
@@ -180,7 +179,7 @@ def test_an_address_that_the_driver_cannot_have(port: str, reason: str) -> None:
     script = """
 import sys, types
 from statelog.errors import ConfigurationError
-from statelog.spark.endpoint import require_endpoint
+from statelog.spark.driver.endpoint import require_endpoint
 conf = {"spark.statelog.coordinator.host": "192.0.2.1", "spark.statelog.coordinator.port": sys.argv[1]}
 context = types.SimpleNamespace(master="yarn", getConf=lambda: conf)
 try:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from statelog.diagnosis.executors import Executors, Reports
-from statelog.diagnosis.finding import Finding
-from statelog.diagnosis.location import Marks
-from statelog.diagnosis.versions import Installed, teller
-from statelog.spark import executor_internals
+from statelog.spark.driver import executor_internals
+from statelog.tools.doctor.executors import Executors, Reports
+from statelog.tools.doctor.finding import Finding
+from statelog.tools.doctor.location import Marks
+from statelog.tools.doctor.versions import Installed, teller
 
 INSTALLED = Installed(**teller()())
 
@@ -175,7 +175,7 @@ def test_spark_may_tell_later_where_a_task_ran(ask: Callable[..., Reports], monk
         if len(slept) == 3:
             context.ran_on["1"] = ("7", "host-7")
 
-    monkeypatch.setattr("statelog.diagnosis.executors.time.sleep", sleep)
+    monkeypatch.setattr("statelog.tools.doctor.executors.time.sleep", sleep)
     assert [where for where, _ in clocks(ask(context))] == ["executor 7"]
     context.ran_on["1"] = None
     assert [where for where, _ in clocks(ask(context))] == ["executor 1"], "it never tells"
@@ -221,7 +221,7 @@ def test_executors_that_are_still_starting_are_waited_for(
             context.executors.append("2")
             context.ran_on["2"] = ("2", "host-2")
 
-    monkeypatch.setattr("statelog.diagnosis.executors.time.sleep", sleep)
+    monkeypatch.setattr("statelog.tools.doctor.executors.time.sleep", sleep)
     assert len(clocks(ask(context))) == 2
     context.conf["spark.executor.instances"] = "3"
     assert len(clocks(ask(context))) == 2, "the third never starts"

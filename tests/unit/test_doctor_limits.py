@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from statelog.diagnosis.finding import Place
-from statelog.diagnosis.limited import Check, Findings, run_limited
 from statelog.errors import ConfigurationError
+from statelog.tools.doctor.finding import Check, Findings, Place, run_limited
 
 PLACE = Place("driver", "here")
 

@@ -9,8 +9,12 @@ from typing import TypeVar
 import pytest
 
 from statelog import Finding, Store
-from statelog.diagnosis.finding import Place
-from statelog.diagnosis.location import (
+from statelog.errors import ErrorKind, StorageError
+from statelog.storage import LocalStore, ObjectInfo
+from statelog.storage.wrapper import StoreWrapper
+from statelog.testing.query import ManualClock
+from statelog.tools.doctor.finding import Place
+from statelog.tools.doctor.location import (
     Marks,
     Probe,
     Traces,
@@ -21,10 +25,6 @@ from statelog.diagnosis.location import (
     new_probe,
     remove_probe,
 )
-from statelog.errors import ErrorKind, StorageError
-from statelog.storage import LocalStore, ObjectInfo
-from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
 from tests.stores import MemoryStore, WholeObjects
 
 _T = TypeVar("_T")

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from statelog.diagnosis.disk import check_disk
-from statelog.diagnosis.finding import Place
-from statelog.diagnosis.settings import setting_findings
-from statelog.diagnosis.versions import (
+from statelog.tools.doctor.executor_work import check_disk
+from statelog.tools.doctor.finding import Place
+from statelog.tools.doctor.settings import setting_findings
+from statelog.tools.doctor.versions import (
     PACKAGES,
     Installed,
     package_findings,

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.admission import admit as admit_start
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.admission import admit as admit_start
 from statelog.log.entry import Checkpoint
 from statelog.runs.evolution import recorded_schema, require_evolution
 from statelog.runs.format import Operation, change_schema

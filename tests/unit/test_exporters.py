@@ -18,9 +18,9 @@ from statelog import (
     SubtaskMetrics,
     meanings,
 )
-from statelog.exporters.opentelemetry import export_to_opentelemetry
-from statelog.exporters.prometheus import prometheus_collector, serve_metrics
-from statelog.exporters.totals import Counted, OperatorTotals, Totals, distributions, exported, process_totals
+from statelog.coordinator.totals import Counted, OperatorTotals, Totals, distributions, exported, process_totals
+from statelog.tools.exporters.opentelemetry import export_to_opentelemetry
+from statelog.tools.exporters.prometheus import prometheus_collector, serve_metrics
 
 NO_TIME_MS = -(1 << 63)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from statelog.local.file_stamp import FILE_STAMPS, FileStamps
+from statelog.local.runs import FILE_STAMPS, FileStamps
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.query_history import QueryHistory
-from statelog.checkpoint.views import given_base
+from statelog.coordinator.coordinator import Coordinator
+from statelog.coordinator.views import given_base
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.log.references import StoredRun
 from statelog.storage import LocalStore

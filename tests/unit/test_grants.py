@@ -10,14 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ProtocolError, StateMissingError, StorageError
-from statelog.checkpoint.grants import Grants, is_within_grant
-from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Begin, Begun, JobOutcome, TaskId
-from statelog.checkpoint.query_history import read_history
+from statelog.coordinator.grants import Grants, is_within_grant
+from statelog.history.operator_history import History
+from statelog.history.query_history import read_history
 from statelog.local.materializer import Grant
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level, StoredRun
 from statelog.options import Options
+from statelog.rpc.messages import Begin, Begun, JobOutcome, TaskId
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from statelog import CorruptionError, PinExpiredError, StorageError
-from statelog.checkpoint.held_pin import HeldPin, is_retained
-from statelog.checkpoint.pins import MARGIN_S, Pin, StandingPins, read_pin
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.held_pin import HeldPin, is_retained
+from statelog.history.pins import MARGIN_S, Pin, StandingPins, read_pin
+from statelog.history.query_history import QueryHistory
 from statelog.storage import Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from tests.short_log import IDENTITY, NOW_S, UID, ShortLog, base_range, changes

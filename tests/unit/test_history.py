@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.history import History, Record, overlapping
-from statelog.local.restore_plan import SHARED_BYTES, Extent
+from statelog.history.operator_history import History, Record, overlapping
+from statelog.history.restore_plan import SHARED_BYTES, Extent
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, encode_frame
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs import digests

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.spark.interpreter import check_interpreter
+from statelog.spark.driver.interpreter import check_interpreter
 
 VERSION = list(sys.version_info[:2])
 

@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import StorageError
-from statelog.checkpoint.bases import BaseMap
-from statelog.checkpoint.garbage import Inventory, Retention
-from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import MARGIN_S, Pin, StandingPins, pin_name, write_pin
-from statelog.checkpoint.query_history import QueryHistory, read_history
+from statelog.coordinator.garbage import Inventory, Retention
+from statelog.history.bases import BaseMap
+from statelog.history.operator_history import History
+from statelog.history.pins import MARGIN_S, Pin, StandingPins, pin_name, write_pin
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, QueryCheckpoint
 from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
@@ -24,7 +24,7 @@ from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
 from statelog.storage.links import LinkedStore, link
 from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import make_claim
 from tests.entries import checkpoint_of, entry_of, query_of, segments_in
 

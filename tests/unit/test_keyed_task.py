@@ -12,10 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import Observer, ProtocolError, Step
-from statelog.checkpoint import keyed_task
-from statelog.checkpoint.changeset import Uploads
-from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, Maintenance, as_stored, read_initial
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, JobOutcome, Reply, Request, TaskTimes
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.runs import LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER
@@ -24,6 +20,7 @@ from statelog.metrics import Metric, Recorded
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.operators.keyed.subtask import KeyedSubtask
+from statelog.rpc.messages import Ack, Acked, Begin, Begun, Fetch, JobOutcome, Reply, Request, TaskTimes
 from statelog.runs import digests
 from statelog.runs.byte_slices import Budget
 from statelog.runs.schema import TimeDomain, stored_name
@@ -33,6 +30,9 @@ from statelog.storage import LocalStore
 from statelog.tables.rocksdb import RocksTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
+from statelog.tasks import keyed_task
+from statelog.tasks.changeset import Uploads
+from statelog.tasks.keyed_task import BatchInput, KeyedTask, Maintenance, as_stored, read_initial
 from statelog.testing.keyed import LocalKeyedOperator
 from tests.model.engine import Command, Engine, Key
 

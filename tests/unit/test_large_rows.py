@@ -15,7 +15,6 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import OperatorProcessor, Options, ProcessorError
-from statelog.checkpoint.keyed_task import read_initial
 from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
 from statelog.local.runs import LocalRun, LocalRuns
@@ -36,6 +35,7 @@ from statelog.stopwatch import Stopwatch
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, ValueRows
+from statelog.tasks.keyed_task import read_initial
 from statelog.testing import Harness
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.harness import parts_of

@@ -6,7 +6,7 @@ import pytest
 
 from statelog import StorageError
 from statelog.storage.links import LinkedStore, is_link, link, split_link
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.stores import MemoryStore
 
 

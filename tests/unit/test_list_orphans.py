@@ -10,13 +10,12 @@ from msgspec.structs import replace
 
 import statelog
 from statelog import Step
-from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
 from statelog.errors import ConfigurationError
+from statelog.history.pins import MARGIN_S, Pin, pin_name, write_pin
 from statelog.log.entry import Entry, EntryPlace, Parent, QueryCheckpoint, Section, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
-from statelog.testing.query import Crash
+from statelog.testing.query import Crash, ManualClock
 from tests.contract.log_contract import make_claim
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine

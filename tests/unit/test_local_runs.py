@@ -14,11 +14,10 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind, Step
-from statelog.local.file_stamp import FileStamps
+from statelog.history.restore_plan import RestorePlan
 from statelog.local.policy import MergePolicy
 from statelog.local.restore import restore_runs
-from statelog.local.restore_plan import RestorePlan
-from statelog.local.runs import LocalRun, LocalRuns
+from statelog.local.runs import FileStamps, LocalRun, LocalRuns
 from statelog.local.use import in_use
 from statelog.log.references import Level, StoredRun
 from statelog.runs import digests

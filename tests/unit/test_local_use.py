@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from statelog.checkpoint.attempt import WorkerMemory
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.snapshots import LocalSnapshots
@@ -27,6 +26,7 @@ from statelog.local.use import (
 )
 from statelog.runs.digests import checksum
 from statelog.runs.writer import encode_run
+from statelog.tasks.attempt import WorkerMemory
 from tests.contract.table_contract import write_run
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine

@@ -23,8 +23,8 @@ from statelog.log.entry import Claim, Entry, QueryCheckpoint
 from statelog.log.numbered import NumberedLog
 from statelog.runs import digests
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import PREFIX, latest_by_batch, make_checkpoint, make_claim, read_segment
 from tests.entries import segments_in
 from tests.storage.page_cache import Machine

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from statelog import Observer, Options
-from statelog.checkpoint.keyed_task import Maintenance
 from statelog.local.materializer import MaintenanceRequest, Materialized
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
@@ -19,6 +18,7 @@ from statelog.runs.format import Operation
 from statelog.runs.merge import Garbage
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
+from statelog.tasks.keyed_task import Maintenance
 from tests.attempts import make_attempt, make_begun
 from tests.contract.table_contract import VALUE, encode_changes, write_run
 

@@ -14,8 +14,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
-from statelog.checkpoint.history import Record
-from statelog.checkpoint.materialization import MaterializationSchedule
+from statelog.coordinator.materialization import MaterializationSchedule
+from statelog.history.operator_history import Record
 from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
@@ -28,9 +28,9 @@ from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
 from statelog.storage import LocalStore
 from statelog.testing import Harness
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan
 from statelog.testing.harness import parts_of
+from statelog.testing.query import ManualClock
 from tests.contract.table_contract import VALUE, encode_changes, write_run
 
 LONG_S = 10_000.0

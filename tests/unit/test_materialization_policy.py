@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import CheckpointMetrics, Observer, Options
-from statelog.checkpoint.grants import Grants
-from statelog.checkpoint.materialization import MaterializationPolicy
-from statelog.checkpoint.protocol import Begun, JobOutcome, TaskId
+from statelog.coordinator.grants import Grants
+from statelog.coordinator.materialization import MaterializationPolicy
 from statelog.local.materializer import MaintenanceRequest
 from statelog.log.references import Base, Level
+from statelog.rpc.messages import Begun, JobOutcome, TaskId
 from statelog.storage import LocalStore, ObjectInfo
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.model.engine import Engine
 from tests.unit.test_grants import OLDER, Attempts
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import AcceptedAck
-from statelog.checkpoint.checkpoint_metrics import checkpoint_metrics
-from statelog.checkpoint.protocol import TaskId, TaskTimes
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import AcceptedAck
+from statelog.coordinator.checkpoint_metrics import checkpoint_metrics
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.metrics import CheckpointMetrics, HotKey, HotKeyGroup, Recorded, StateMetrics, SubtaskMetrics
+from statelog.rpc.messages import TaskId, TaskTimes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, encode_schema
 from tests.acks import make_ack

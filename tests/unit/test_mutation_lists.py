@@ -11,7 +11,7 @@ _REPOSITORY = Path(__file__).parents[2]
 
 def test_every_mutated_file_has_tests_that_exist() -> None:
     table = files_with_tests(_REPOSITORY)
-    assert "src/statelog/checkpoint/coordinator.py" in table
+    assert "src/statelog/coordinator/coordinator.py" in table
     assert [file for file, tests in table.items() if not tests] == []
     named = {*table, *(test for tests in table.values() for test in tests)}
     assert [file for file in sorted(named) if not (_REPOSITORY / file).is_file()] == []

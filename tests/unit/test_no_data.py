@@ -14,19 +14,18 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, Options, ProtocolError
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.keyed_task import BatchInput
-from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
-from statelog.spark import internals
-from statelog.spark.clock_source import ClockReader, clock_name
-from statelog.spark.no_data import IdleTime, NoDataRule, QueryProgress, needs_batch
-from statelog.spark.query_clocks import ClockStarts
-from statelog.spark.rpc import RpcServer
-from statelog.spark.rpc_tls import TlsIdentity
+from statelog.coordinator.batch import BatchTime
+from statelog.rpc.calls import RpcServer
+from statelog.rpc.messages import Reply, Request, Tick, Ticked
+from statelog.rpc.tls import TlsIdentity
+from statelog.spark.driver import internals
+from statelog.spark.driver.query_clocks import ClockStarts
+from statelog.spark.plan.operator_plan import IdleTime, NoDataRule, QueryProgress, needs_batch
+from statelog.spark.source.clock_source import ClockReader, clock_name
+from statelog.tasks.keyed_task import BatchInput
 from statelog.testing.arguments import OperatorArguments
-from statelog.testing.clock import ManualClock
 from statelog.testing.keyed import KeyedQuery
-from statelog.testing.query import LocalQuery
+from statelog.testing.query import LocalQuery, ManualClock
 
 SECRET = b"s" * 32
 IDLE = QueryProgress(

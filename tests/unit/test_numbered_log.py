@@ -19,8 +19,8 @@ from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
 from statelog.storage.store import ObjectInfo
 from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
 from tests.stores import WholeObjects
 

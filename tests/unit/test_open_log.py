@@ -16,7 +16,7 @@ from statelog.log.numbered import NumberedLog
 from statelog.log.open import new_identity, open_log, open_retrying_store
 from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import make_checkpoint, make_claim
 from tests.stores import KeptStore, WholeObjects
 

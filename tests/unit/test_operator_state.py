@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, OperatorContext, ProcessorError, Step
-from statelog.checkpoint import redistribution, unkeyed_task
 from statelog.convert.types import field_codecs
+from statelog.coordinator import redistribution
 from statelog.local.restore import read_segment
 from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.log.references import SegmentRef
@@ -38,6 +38,7 @@ from statelog.operators.unkeyed.states import (
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.values import RowCodec
 from statelog.storage import LocalStore, Store
+from statelog.tasks import unkeyed_task
 from statelog.testing.query import Crash
 from tests.model.operator_engine import Command, Commands, OperatorEngine, bindings
 
@@ -446,13 +447,13 @@ def test_a_snapshot_is_fetched_once_on_a_new_host(
 
 def test_a_large_state_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert redistribution.LARGE_SNAPSHOT_BYTES == 16 << 20
-    monkeypatch.setattr("statelog.checkpoint.redistribution.LARGE_SNAPSHOT_BYTES", 5_000)
+    monkeypatch.setattr("statelog.coordinator.redistribution.LARGE_SNAPSHOT_BYTES", 5_000)
     engine = OperatorEngine(tmp_path)
     engine.start(1, 0)
     warnings: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]  # only for the test
-    monkeypatch.setattr(logging.getLogger("statelog.checkpoint.redistribution"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("statelog.coordinator.redistribution"), "handlers", [handler])
     add(engine, 0, ["a"])
     assert warnings == []
     add(engine, 1, ["a" * 6_000])

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from statelog.checkpoint.garbage import find_orphans
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.coordinator.garbage import find_orphans
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.entries import checkpoint_of, entry_of, query_of
 
 NOW_S = 10_000

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.garbage import Inventory
-from statelog.checkpoint.pins import Pin, StandingPins, pin_name, write_pin
+from statelog.coordinator.garbage import Inventory
 from statelog.errors import CorruptionError
+from statelog.history.pins import Pin, StandingPins, pin_name, write_pin
 from statelog.log.entry import Parent, QueryCheckpoint
 from statelog.log.references import SegmentRef
 from statelog.options import Options
@@ -205,7 +205,7 @@ def test_a_parent_that_cannot_be_reached_is_tried_again(
     branch.commit()
     with monkeypatch.context() as patched:
         refuse: Callable[[str], Store] = unknown if is_unknown else unreachable
-        patched.setattr("statelog.checkpoint.garbage.open_location", refuse)
+        patched.setattr("statelog.coordinator.garbage.open_location", refuse)
         branch.look(is_link)
     assert "the pin at its parent could not be removed yet" in caplog.text
     assert branch.is_pinned

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, StorageError
-from statelog.checkpoint.pins import (
+from statelog.history.pins import (
     MARGIN_S,
     Pin,
     PinnedOperator,
@@ -21,7 +21,7 @@ from statelog.checkpoint.pins import (
     standing_pins,
     write_pin,
 )
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import INITIAL_BATCH, EntryPlace
 from statelog.log.numbered import base_name
 from statelog.log.references import SegmentRef

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ConfigurationError, Options
-from statelog.spark.placement import make_placement, may_have_several_executors, rebalanced, what_moves_subtasks
+from statelog.spark.plan.placement import make_placement, may_have_several_executors, rebalanced, what_moves_subtasks
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from statelog.checkpoint.protocol import (
+from statelog.history.restore_plan import RestorePlan
+from statelog.log.references import SegmentRef
+from statelog.metrics import Recorded
+from statelog.rpc.messages import (
     Acked,
     Begin,
     Begun,
@@ -26,9 +29,6 @@ from statelog.checkpoint.protocol import (
     Ticked,
     View,
 )
-from statelog.local.restore_plan import RestorePlan
-from statelog.log.references import SegmentRef
-from statelog.metrics import Recorded
 from tests.acks import make_ack
 
 TASK = TaskId("query", "run", "op", "instance", 5, 0, 1)

@@ -12,14 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import CorruptionError
-from statelog.checkpoint.pins import pin_name
-from statelog.checkpoint.query_history import Line, QueryHistory, read_history
 from statelog.errors import ErrorKind
+from statelog.history.pins import pin_name
+from statelog.history.query_history import Line, QueryHistory, read_history
 from statelog.log.entry import INITIAL_BATCH, Claim, Cut, EntryPlace, Parent, QueryCheckpoint, Section
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import Base, BaseRange, Level, SegmentRef
 from statelog.runs.key_groups import hash_range
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.short_log import IDENTITY, ShortLog, base, base_range, identity_of
 from tests.stores import MemoryStore
 

@@ -18,7 +18,7 @@ from statelog.log.numbered import NumberedLog
 from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot, section_sizes
 from statelog.runs.schema import StateSchema
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import PREFIX, make_checkpoint, make_claim
 
 FRAMES = [

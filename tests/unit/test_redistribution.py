@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from statelog.checkpoint.redistribution import SnapshotView, redistribute, restored_views
+from statelog.coordinator.redistribution import redistribute, restored_views
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.states import OperatorStateMode
+from statelog.rpc.messages import SnapshotView
 from statelog.runs.schema import StateSchema
 from tests.entries import checkpoint_of
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.checkpoint.admission import OperatorConfig, incomplete_batch, require_own_partition
-from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime, InlineBudget, OperatorBatch
-from statelog.checkpoint.protocol import Begin, TaskId
+from statelog.coordinator.admission import OperatorConfig, incomplete_batch, require_own_partition
+from statelog.coordinator.batch import AcceptedAck, Batch, BatchTime, InlineBudget, OperatorBatch
+from statelog.rpc.messages import Begin, TaskId
 from tests.acks import make_ack
 
 

@@ -20,13 +20,14 @@ from statelog import (
     StorageError,
     meanings,
 )
-from statelog.checkpoint.kept_metrics import KeptMetrics
-from statelog.checkpoint.progress import Restore, Restoring, RestoringSubtasks, SubtaskRestore
-from statelog.checkpoint.protocol import ReadProgress, TaskId
-from statelog.local.restore_plan import ClippedSegment, RestorePlan
+from statelog.coordinator.checkpoint_metrics import KeptMetrics
+from statelog.coordinator.restores import Restore, RestoringSubtasks, SubtaskRestore
+from statelog.history.restore_plan import ClippedSegment, RestorePlan
 from statelog.log.references import Level, SegmentRef, StoredRun
+from statelog.rpc.messages import ReadProgress, TaskId
 from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from statelog.tasks.attempt import Restoring
+from statelog.testing.query import ManualClock
 from tests.attempts import make_attempt, telling
 from tests.model.engine import Engine
 from tests.unit.test_local_runs import read

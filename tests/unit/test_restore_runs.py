@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import CorruptionError
+from statelog.history.restore_plan import SHARED_BYTES, ClippedSegment, RestorePlan
 from statelog.local import stored_reader
 from statelog.local.restore import read_level, restore_runs
-from statelog.local.restore_plan import SHARED_BYTES, ClippedSegment, RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs import digests

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, read_pin, write_pin
-from statelog.checkpoint.retained_points import OWNER, RetainedPoints
+from statelog.coordinator.retained_points import OWNER, RetainedPoints
+from statelog.history.pins import MARGIN_S, Pin, pin_name, read_pin, write_pin
 from statelog.storage import Store
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.short_log import NOW_S, ShortLog, base_range
@@ -175,7 +175,7 @@ def test_a_pin_that_cannot_be_written_is_tried_again_and_does_not_stop_the_other
 def test_a_pin_that_cannot_be_written_is_warned_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("statelog.checkpoint.retained_points"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("statelog.coordinator.retained_points"), "propagate", True)
     log = ShortLog(9)
     points = make_points(log, {4: 100}, FaultStore(log.store, FaultPlan.seeded(0, rate=1.0)))
     due(log, points)

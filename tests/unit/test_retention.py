@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.garbage import Retention
-from statelog.checkpoint.protocol import Begin, TaskId
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.coordinator.garbage import Retention
 from statelog.errors import CorruptionError, FencedError, StateMissingError, StorageError
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, QueryCheckpoint, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef
+from statelog.rpc.messages import Begin, TaskId
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.storage.wrapper import StoreWrapper
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.acks import make_ack
 from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
 from tests.entries import checkpoint_of, segments_in

@@ -21,7 +21,6 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, ErrorKind, Options, StorageError, Ttl
-from statelog.checkpoint.progress import Restoring
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import ROCKSDB_FOLDER, LocalRun, LocalRuns
 from statelog.runs.format import Operation, change_schema
@@ -33,9 +32,10 @@ from statelog.tables import open as tables
 from statelog.tables.open import open_rocksdb
 from statelog.tables.rocksdb import RocksTable
 from statelog.tables.rocksdb_format import decode_values, encode_values
+from statelog.tasks.attempt import Restoring
 from statelog.testing import Harness
-from statelog.testing.clock import ManualClock
 from statelog.testing.harness import parts_of
+from statelog.testing.query import ManualClock
 from tests.attempts import make_attempt, telling
 from tests.contract.table_contract import MAP, VALUE, encode_changes, make_keys, make_run, write_run
 

@@ -21,15 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError, StatelogError
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Failure, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
 from statelog.clock import SystemClock
-from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
-from statelog.spark.rpc_handshake import HELLO_BYTES, PROOF_BYTES, Side, is_proof, make_proof, new_hello
-from statelog.spark.rpc_tls import TlsIdentity
-from statelog.spark.rpc_tls import connect as connect_tls
-from statelog.spark.worker import DriverAddress, WorkerProcess
-from statelog.testing.clock import ManualClock
+from statelog.rpc.calls import RpcClient, RpcServer
+from statelog.rpc.channel import ByteBudget, Channel, RpcPolicy
+from statelog.rpc.handshake import HELLO_BYTES, PROOF_BYTES, Side, is_proof, make_proof, new_hello
+from statelog.rpc.messages import Ack, Acked, Begin, Failure, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
+from statelog.rpc.tls import TlsIdentity
+from statelog.rpc.tls import connect as connect_tls
+from statelog.spark.worker.worker import DriverAddress, WorkerProcess
+from statelog.testing.query import ManualClock
 from tests.acks import make_ack
 from tests.attempts import make_begun
 

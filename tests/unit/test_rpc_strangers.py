@@ -22,11 +22,11 @@ import pytest
 
 from statelog import ProtocolError
 from statelog.clock import Clock, SystemClock
-from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.spark.rpc_channel import RpcPolicy
-from statelog.spark.rpc_handshake import HELLO_BYTES, PROOF_BYTES, Side, Strangers, make_proof, new_hello
-from statelog.spark.rpc_tls import TlsIdentity
-from statelog.testing.clock import ManualClock
+from statelog.rpc.calls import RpcClient, RpcServer
+from statelog.rpc.channel import RpcPolicy
+from statelog.rpc.handshake import HELLO_BYTES, PROOF_BYTES, Side, Strangers, make_proof, new_hello
+from statelog.rpc.tls import TlsIdentity
+from statelog.testing.query import ManualClock
 from tests.unit.test_rpc import (
     HOST,
     LONG_S,
@@ -234,7 +234,7 @@ class Notes(logging.Handler):
 @pytest.fixture
 def notes() -> Iterator[Notes]:
     notes = Notes()
-    logger = logging.getLogger("statelog.spark.rpc_handshake")
+    logger = logging.getLogger("statelog.rpc.handshake")
     logger.addHandler(notes)
     yield notes
     logger.removeHandler(notes)

@@ -25,12 +25,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from statelog import ConfigurationError, ErrorKind, ProtocolError
 from statelog.clock import SystemClock
-from statelog.spark.encryption import encrypts_traffic
-from statelog.spark.endpoint import require_endpoint
-from statelog.spark.rpc import RpcClient
-from statelog.spark.rpc_channel import Channel, RpcPolicy
-from statelog.spark.rpc_handshake import HELLO_BYTES, PROOF_BYTES, Side, is_proof, make_proof, new_hello
-from statelog.spark.rpc_tls import Tls, TlsIdentity, connect, new_identity
+from statelog.rpc.calls import RpcClient
+from statelog.rpc.channel import Channel, RpcPolicy
+from statelog.rpc.handshake import HELLO_BYTES, PROOF_BYTES, Side, is_proof, make_proof, new_hello
+from statelog.rpc.tls import Tls, TlsIdentity, connect, new_identity
+from statelog.spark.driver.encryption import encrypts_traffic
+from statelog.spark.driver.endpoint import require_endpoint
 from tests.unit.test_rpc import (
     HOST,
     LONG_S,
@@ -361,7 +361,7 @@ def test_an_application_that_encrypts_gets_an_endpoint_that_does() -> None:
     """In a process of its own, whose endpoint is no other test's."""
     script = """
 import socket, types
-from statelog.spark.endpoint import require_endpoint
+from statelog.spark.driver.endpoint import require_endpoint
 def endpoint_of(**conf):
     conf = {name.replace("_", "."): value for name, value in conf.items()}
     context = types.SimpleNamespace(master="local[2]", getConf=lambda: conf)

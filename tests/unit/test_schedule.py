@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import Options
-from statelog.checkpoint.history import History
-from statelog.checkpoint.materialization import MaterializationSchedule
+from statelog.coordinator.materialization import MaterializationSchedule
+from statelog.history.operator_history import History
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.entry import Checkpoint
 from tests.unit.test_history import base, checkpoint, segment

@@ -17,8 +17,8 @@ from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
-from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.testing.query import ManualClock
 from tests.contract.log_contract import PREFIX, make_checkpoint, make_claim
 from tests.reading.story import Story
 from tests.stores import CountedStore, WholeObjects

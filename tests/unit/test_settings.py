@@ -18,23 +18,23 @@ from pyspark.sql import Row
 import statelog
 from statelog import ConfigurationError, CountWindows, ErrorKind, SessionWindows, SlidingWindows, TumblingWindows
 from statelog.aggregates.build import KeyedDefinition, KeyedPlan, plan_aggregates
-from statelog.checkpoint.query_history import read_history
-from statelog.checkpoint.settings import RULES, Verdict, changes, inherit, require_convertible
-from statelog.checkpoint.window_settings import WindowSettings
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
+from statelog.history.query_history import read_history
+from statelog.history.settings import RULES, Verdict, changes, inherit, require_convertible
+from statelog.history.window_settings import WindowSettings
 from statelog.log.entry import Checkpoint
+from statelog.queries.load import RestoreTarget, restore_operators
+from statelog.queries.save import save_operator
 from statelog.reading.manifest import SavedOperator
-from statelog.reading.parts import one_by_one
+from statelog.reading.scan import one_by_one
 from statelog.runs.schema import StateSchema
 from statelog.runs.times import NO_TIME_MS, Ttl
-from statelog.savepoints.load import RestoreTarget, restore_operators
-from statelog.savepoints.save import save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.arguments import read_schema
-from statelog.testing.clock import ManualClock
+from statelog.testing.query import ManualClock
 from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.entries import checkpoint_of
 from tests.model.test_aggregates_model import planned

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from statelog import CorruptionError, Options
-from statelog.local.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
+from statelog.history.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.log.entry import FRAME_HEADER_BYTES
 from statelog.log.references import Level, SegmentRef, StoredRun

@@ -20,9 +20,9 @@ from statelog import Aggregate, ConfigurationError, CorruptionError, ErrorKind
 from statelog.aggregates import sketches
 from statelog.aggregates.accumulators import Accumulators, bind_aggregates
 from statelog.aggregates.groups import Groups
+from statelog.aggregates.hyperloglog import value_hashes
 from statelog.aggregates.list_kernels import ListTooLarge
 from statelog.aggregates.quantiles import Summary
-from statelog.aggregates.value_hashes import value_hashes
 
 FRACTIONS = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from statelog import CheckpointMetrics, Recorded
-from statelog.checkpoint.protocol import TaskId
-from statelog.checkpoint.slow import SLOW_S, SlowCheckpoints
+from statelog.coordinator.checkpoint_metrics import SLOW_S, SlowCheckpoints
+from statelog.rpc.messages import TaskId
 from tests.acks import make_ack
 
 
@@ -27,7 +27,7 @@ def note(slow: SlowCheckpoints, batch: int, restore_s: float, subtask_s: float, 
 def test_the_first_of_several_slow_checkpoints_is_warned_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger = logging.getLogger("statelog.checkpoint.slow")
+    logger = logging.getLogger("statelog.coordinator.checkpoint_metrics")
     monkeypatch.setattr(logger, "propagate", True)
     caplog.set_level(logging.INFO, logger.name)
     slow = SlowCheckpoints("operator 'op'")

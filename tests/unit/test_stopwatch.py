@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statelog.checkpoint.protocol import TaskTimes
+from statelog.rpc.messages import TaskTimes
 from statelog.stopwatch import Part, Stopwatch
 
 

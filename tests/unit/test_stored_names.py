@@ -10,8 +10,8 @@ import pytest
 import xxhash
 from msgspec.structs import replace
 
-from statelog.checkpoint.pins import Pin, PinnedOperator, pin_name, read_pin, write_pin
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.history.pins import Pin, PinnedOperator, pin_name, read_pin, write_pin
 from statelog.log.entry import Entry, FrameHeader, QueryCheckpoint, decode_index
 from statelog.log.names import is_pin, require_objects
 from statelog.log.open import new_identity

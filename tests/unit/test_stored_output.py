@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.references import SegmentRef
 from statelog.runs import digests
-from statelog.spark.planned_query import is_whole
+from statelog.spark.driver.planned_query import is_whole
 from statelog.storage import LocalStore
 from tests.contract.log_contract import make_checkpoint
 

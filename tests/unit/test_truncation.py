@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from statelog.checkpoint.bases import BaseMap
-from statelog.checkpoint.garbage import Truncation
-from statelog.checkpoint.history import Record
+from statelog.coordinator.garbage import Truncation
+from statelog.history.bases import BaseMap
+from statelog.history.operator_history import Record
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
 from tests.entries import checkpoint_of

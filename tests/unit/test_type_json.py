@@ -39,13 +39,13 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from statelog.checkpoint.output_task import StoredRows
 from statelog.convert.type_json import parse_type_json
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.log.references import SegmentRef
 from statelog.runs import digests
-from statelog.spark.output_spec import output_columns
+from statelog.spark.worker.output_spec import output_columns
 from statelog.storage import LocalStore
+from statelog.tasks.output_task import StoredRows
 
 PLAIN: list[DataType] = [
     *(BinaryType(), BooleanType(), ByteType(), CalendarIntervalType(), CharType(3), DateType(), DayTimeIntervalType()),

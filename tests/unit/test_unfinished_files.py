@@ -13,7 +13,7 @@ import pytest
 
 from statelog import StorageError
 from statelog.files import write_file
-from statelog.local.restore_plan import Extent
+from statelog.history.restore_plan import Extent
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SharedReads
 from statelog.local.snapshots import LocalSnapshots

@@ -13,17 +13,16 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import CorruptionError, ErrorKind, Observer, OperatorContext, ProtocolError, Step
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, TaskTimes
-from statelog.checkpoint.redistribution import SnapshotSlice
-from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.local.snapshots import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.log.references import SegmentRef
 from statelog.metrics import Metric, Recorded
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
+from statelog.rpc.messages import Ack, Acked, Begin, Begun, Reply, Request, SnapshotSlice, TaskId, TaskTimes
 from statelog.runs import digests
 from statelog.storage import LocalStore
+from statelog.tasks.attempt import Attempt, WorkerMemory
+from statelog.tasks.unkeyed_task import UnkeyedTask
 from tests.model.operator_engine import Commands, JsonOutput, OperatorEngine, _to_rows
 
 

@@ -14,13 +14,13 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, ProcessorError, Step, StorageError
-from statelog.checkpoint.changeset import Uploads
-from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.metrics import Measurements, Metric
 from statelog.options import TABLES
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
+from statelog.tasks.changeset import Uploads
+from statelog.tasks.keyed_task import BatchInput, KeyedTask
 from statelog.testing import Harness
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.harness import parts_of

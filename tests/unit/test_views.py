@@ -7,14 +7,13 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.batch import AcceptedAck, BatchTime, OperatorBatch
-from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import TaskId
-from statelog.checkpoint.redistribution import SnapshotView
-from statelog.checkpoint.views import Views
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import AcceptedAck, BatchTime, OperatorBatch
+from statelog.coordinator.views import Views
+from statelog.history.operator_history import History
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef
+from statelog.rpc.messages import SnapshotView, TaskId
 from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS
 from tests.acks import make_ack

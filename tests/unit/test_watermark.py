@@ -137,7 +137,7 @@ def test_of_several_inputs_each_may_be_ahead() -> None:
 def test_rows_that_are_late_because_of_a_row_from_the_future_are_warned_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger = logging.getLogger("statelog.checkpoint.slow")
+    logger = logging.getLogger("statelog.coordinator.checkpoint_metrics")
     monkeypatch.setattr(logger, "propagate", True)
     caplog.set_level(logging.INFO, logger.name)
     with make_harness(Watermark("at", delay=HOUR_MS)) as harness:
@@ -164,7 +164,7 @@ def test_rows_that_are_late_because_of_a_row_from_the_future_are_warned_of_once(
 def test_the_warning_is_also_for_sparks_watermark(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger = logging.getLogger("statelog.checkpoint.slow")
+    logger = logging.getLogger("statelog.coordinator.checkpoint_metrics")
     monkeypatch.setattr(logger, "propagate", True)
     arguments: dict[str, Any] = {"input": "k string, at timestamp", "keys": ["k"], "timeMode": "EventTime"}
     output = "what string, at long, watermark long"

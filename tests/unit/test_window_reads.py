@@ -21,7 +21,7 @@ from statelog.options import Options
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import NO_TIME_MS, Moment
-from statelog.spark.keyed_spec import NO_ROWS
+from statelog.spark.worker.keyed_spec import NO_ROWS
 from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, KeyEntries

@@ -175,7 +175,7 @@ def column_types(aggregates: Sequence[Aggregate], schema: StructType) -> dict[st
     """For each value whose accumulator does not tell the types of its columns, the types, as text.
 
     A sketch of hashes has the widest type whose values have the same hashes, see
-    :func:`statelog.aggregates.value_hashes.value_hashes`. Integers and timestamps are stored alike.
+    :func:`statelog.aggregates.hyperloglog.value_hashes`. Integers and timestamps are stored alike.
     """
     types: dict[str, str] = {}
     for aggregate in aggregates:

@@ -14,11 +14,11 @@ from statelog.aggregates.combine import PartialAggregates
 from statelog.aggregates.functions import Aggregate, require_comparable
 from statelog.aggregates.operator import Completion, KeyedAggregates
 from statelog.aggregates.rows import Deduplicate, LatestRow, TopRows
-from statelog.checkpoint.settings import AGGREGATE, COLUMN_TYPE
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
 from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
+from statelog.history.settings import AGGREGATE, COLUMN_TYPE
 from statelog.numbers import checked_whole
 from statelog.operators.event_time import EventTime
 from statelog.runs.schema import TimeDomain

@@ -74,7 +74,7 @@ def to_storage(kind: DataType, *, nan_is_null: bool = False, keeps_datetimes: bo
 
     pandas' missing values become None. So does NaN, but in floating-point and text fields only with `nan_is_null`, as
     in frames. The conversion raises ValueError or TypeError, with the reason, for a value that does not fit. With
-    `keeps_datetimes` it makes held values, for :func:`statelog.convert.held_columns.column_maker`: plain datetimes stay
+    `keeps_datetimes` it makes held values, for :func:`statelog.convert.types.column_maker`: plain datetimes stay
     as they are, and those that users could not read back do not fit.
     """
     convert = _converter(kind, nan_is_null, keeps_datetimes)

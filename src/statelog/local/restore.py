@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from statelog.errors import CorruptionError, StorageError
-from statelog.local.restore_plan import ClippedSegment, RestorePlan
+from statelog.history.restore_plan import ClippedSegment, RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SharedReads
 from statelog.local.stored_reader import RunMemory, read_ahead, read_run, read_stored, read_threads

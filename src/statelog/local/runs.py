@@ -11,22 +11,62 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import xxhash
 
 from statelog.errors import CorruptionError
 from statelog.files import removed_on_failure
-from statelog.local.file_stamp import FILE_STAMPS, FileStamps
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, add_runs, merge_runs
 from statelog.runs.reader import Run
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
+
+_SECOND_NS: Final = 10**9
+
+
+class FileStamps:
+    """Stamps files; `boot_id` is the system's file with the id of its boot.
+
+    Where the system has none, no file has a stamp, so all files are checked whenever they are opened.
+    """
+
+    def __init__(self, boot_id: Path) -> None:
+        self._boot_id = boot_id
+
+    def stamp(self, path: Path) -> None:
+        """Mark a file whose content is right, where the file system lets times be set; raises FileNotFoundError."""
+        boot = self._boot()
+        if boot is not None:
+            status = path.stat()
+            with suppress(PermissionError):
+                os.utime(path, ns=(status.st_atime_ns, _stamped_ns(status, boot)))
+
+    def is_stamped(self, path: Path) -> bool:
+        """Whether a file is unchanged since it was marked, since the last boot; raises FileNotFoundError."""
+        boot = self._boot()
+        status = path.stat()
+        return boot is not None and status.st_mtime_ns == _stamped_ns(status, boot)
+
+    def _boot(self) -> str | None:
+        return self._boot_id.read_text() if self._boot_id.exists() else None
+
+
+def _stamped_ns(status: os.stat_result, boot: str) -> int:
+    second = status.st_mtime_ns // _SECOND_NS
+    stamped = f"{boot} {second} {status.st_size}"
+    return second * _SECOND_NS + xxhash.xxh3_64_intdigest(stamped.encode()) % _SECOND_NS
+
+
+FILE_STAMPS: Final = FileStamps(Path("/proc/sys/kernel/random/boot_id"))
+
 
 JOB_FOLDER: Final = "job"
 """Folder beside the runs with the progress of a materialization job."""

@@ -11,7 +11,7 @@ from typing import Final
 import xxhash
 
 from statelog.files import removed_on_failure, write_file
-from statelog.local.restore_plan import Extent, RestorePlan
+from statelog.history.restore_plan import Extent, RestorePlan
 from statelog.local.runs import writing_batch
 from statelog.storage import Store
 from statelog.storage.wrapper import StoreWrapper

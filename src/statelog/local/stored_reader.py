@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, ErrorKind, StorageError
-from statelog.local.restore_plan import SHARED_BYTES
+from statelog.history.restore_plan import SHARED_BYTES
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.format import MAGIC, TAIL

@@ -16,8 +16,8 @@ from msgspec.structs import asdict, replace
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
 from statelog.log.names import is_pin, require_identities, require_objects
 from statelog.log.references import Base, BaseRange, SegmentRef, names_of_runs
+from statelog.runs.key_groups import Natural, Parallelism
 from statelog.runs.schema import StateSchema
-from statelog.runs.stored_numbers import Natural, Parallelism
 from statelog.sealed import MALFORMED
 from statelog.storage.store import Store
 
@@ -127,7 +127,7 @@ class Section(msgspec.Struct, frozen=True):
     None if they are not repeated.
     """
     settings: dict[str, int | str] = {}
-    """Settings that the state depends on, see :mod:`statelog.checkpoint.settings`; empty for unkeyed operators."""
+    """Settings that the state depends on, see :mod:`statelog.history.settings`; empty for unkeyed operators."""
     begins: bool = False
     """Whether the operator's state begins with this batch: earlier sections do not count."""
 
@@ -176,7 +176,7 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     ended: list[str] = []
     """Identities that have ended and that older entries still have sections of."""
     cuts: list[Cut] = []
-    """What was taken back before this entry, oldest first; see :class:`statelog.checkpoint.query_history.Line`."""
+    """What was taken back before this entry, oldest first; see :class:`statelog.history.query_history.Line`."""
     number: int = 0
     """The log file that holds the entry; the reader sets it."""
     offset: int = 0

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from statelog.runs.key_groups import HashRange, hash_range
-from statelog.runs.stored_numbers import KeyHash, Natural, Parallelism
+from statelog.runs.key_groups import HashRange, KeyHash, Natural, Parallelism, hash_range
 
 
 class StoredRun(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.reading.tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
+from statelog.convert.state_tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor, StateKind

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.checkpoint.history import History
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
-from statelog.local.restore_plan import RestorePlan
+from statelog.history.operator_history import History
+from statelog.history.restore_plan import RestorePlan
 from statelog.local.stored_reader import read_run
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef

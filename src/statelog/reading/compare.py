@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from statelog.convert.state_tables import HASH, POSITION, SUBTASK
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.reader import StateReader, open_state, stored_states
 from statelog.reading.source import At
-from statelog.reading.tables import HASH, POSITION, SUBTASK
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.runs.keys import KeyCodec
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import Pin, PinnedBase, consumer_pins
-from statelog.checkpoint.query_history import QueryHistory
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError, StateMissingError, StorageError
-from statelog.local.restore_plan import RestorePlan
+from statelog.history.held_pin import HeldPin
+from statelog.history.operator_history import History
+from statelog.history.pins import Pin, PinnedBase, consumer_pins
+from statelog.history.query_history import QueryHistory
+from statelog.history.restore_plan import RestorePlan
 from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.log.open import open_location, open_log
 from statelog.log_fields import get_logger

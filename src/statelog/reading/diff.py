@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from statelog.checkpoint.history import overlapping
+from statelog.convert.state_tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.history.operator_history import overlapping
 from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
@@ -25,7 +26,6 @@ from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, merged_rows, part_sizes, scan_part
 from statelog.reading.source import At, Source, choose_source, open_query
 from statelog.reading.states import chosen_columns, chosen_state, shown_name
-from statelog.reading.tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.keys import KeyCodec

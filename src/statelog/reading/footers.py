@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import StorageError
-from statelog.local.restore_plan import SHARED_BYTES
+from statelog.history.restore_plan import SHARED_BYTES
 from statelog.local.stored_reader import TAIL_BYTES, StoredBytes, read_ahead, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef, StoredRun

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.local.restore_plan import RestorePlan
+from statelog.history.restore_plan import RestorePlan
 from statelog.reading.lookup import distinct_keys, rows_of
 from statelog.reading.pairing import ChangedBatch, Changes, PairedChanges, pair_changes
 from statelog.reading.run_search import FoundTooMuch, Keep, RunSearch, SearchedPart, parts_of, segment_parts

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.checkpoint.pins import pins_of
 from statelog.clock import SystemClock
 from statelog.errors import PinExpiredError, StateMissingError
+from statelog.history.pins import pins_of
 from statelog.reading.change_columns import BATCH, ChangeColumns
 from statelog.reading.changes import change_rows, change_table, first_with_changes
 from statelog.reading.lookup import Lookup, encoded_keys

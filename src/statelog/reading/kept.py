@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from statelog.checkpoint.pins import Pin
 from statelog.errors import StatelogError
+from statelog.history.pins import Pin
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.reading.source import Source, StoredQuery
 from statelog.storage import ObjectInfo

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from statelog.checkpoint.pins import standing_pins
 from statelog.clock import SystemClock
+from statelog.history.pins import standing_pins
 from statelog.reading.kept import kept_checkpoints
 from statelog.reading.pinning import expiry_ms
 from statelog.reading.savepoint import SavedSource, open_operator, read_manifest

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from statelog.convert.local_times import to_utc
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.local.restore_plan import RestorePlan
+from statelog.history.restore_plan import RestorePlan
 from statelog.reading.run_search import RunSearch, SearchedPart, parts_of
 from statelog.reading.source import Source
 from statelog.runs import digests

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StatelogError, StorageError
 from statelog.runs import digests
+from statelog.runs.key_groups import Natural, Parallelism
 from statelog.runs.schema import StateSchema
-from statelog.runs.stored_numbers import Natural, Parallelism
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
 from statelog.storage.names import is_plain

@@ -10,8 +10,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from statelog.checkpoint.held_pin import HeldPin, gone, is_retained
 from statelog.errors import CorruptionError, ErrorKind, PinExpiredError, StatelogError, StorageError
+from statelog.history.held_pin import HeldPin, gone, is_retained
 from statelog.reading.source import Source
 
 READER_S: Final = 300.0

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.pins import Pin, has_expired, read_pin
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.history.held_pin import HeldPin
+from statelog.history.pins import Pin, has_expired, read_pin
 from statelog.log.open import PINS_FOLDER
 from statelog.numbers import is_finite
 from statelog.reading.source import At, StoredQuery, choose_for_all, choose_source, find_log, open_query

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from statelog.convert.state_tables import ElementColumns, StateColumns
 from statelog.errors import ConfigurationError
 from statelog.local.restore import read_segment
 from statelog.operators.unkeyed.snapshot import Snapshot
@@ -18,7 +19,6 @@ from statelog.reading.savepoint import SavedSource, open_saved, saved_rows
 from statelog.reading.scan import ReadPart, cut_parts, part_sizes, scan_part
 from statelog.reading.source import At, Source, StoredOperator, checked_at, is_savepoint, open_source
 from statelog.reading.states import StateTable, chosen_columns, chosen_table
-from statelog.reading.tables import ElementColumns, StateColumns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
 

@@ -10,8 +10,8 @@ from typing import Self
 
 import pyarrow as pa
 
-from statelog.checkpoint.held_pin import gone
 from statelog.errors import ConfigurationError, CorruptionError, PinExpiredError, StorageError
+from statelog.history.held_pin import gone
 from statelog.reading.lookup import Keys, Lookup
 from statelog.reading.pinned import is_given_up, reading
 from statelog.reading.read import found_rows, select_columns

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statelog.local.restore_plan import RestorePlan
+from statelog.history.restore_plan import RestorePlan
 from statelog.local.stored_reader import StoredBytes, read_ahead
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.runs.byte_slices import BUDGET

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from statelog.convert.state_tables import HASH
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.log.entry import Settings
 from statelog.log.open import open_location
@@ -38,7 +39,6 @@ from statelog.reading.source import (
     time_limit_ms,
     utc_text,
 )
-from statelog.reading.tables import HASH
 from statelog.runs.arrow_messages import require_valid
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.keys import KeyCodec

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from statelog.checkpoint.history import History
+from statelog.history.operator_history import History
+from statelog.history.restore_plan import RestorePlan
 from statelog.local.restore import read_segments, restore_runs
-from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRuns
 from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level, StoredRun
-from statelog.reading.parts import Part
+from statelog.progress import tracked
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.evolution import project
 from statelog.runs.format import VALUE_COLUMN, change_schema
-from statelog.runs.key_groups import HashRange
+from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage, RunMerge, clip_run
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, plain_name
@@ -183,3 +183,40 @@ def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDe
         return batch
     values = project(batch.columns[VALUE_COLUMN:], stored, declared)
     return pa.RecordBatch.from_arrays([*batch.columns[:VALUE_COLUMN], *values], schema=change_schema(declared))
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of `count` equal ranges of key hashes; `number` begins at 0."""
+
+    number: int
+    count: int
+
+    @property
+    def hashes(self) -> HashRange:
+        """The range of key hashes."""
+        return hash_range(self.number, self.count)
+
+
+class RunAll(Protocol):
+    """Applies a function to each of several items, here or elsewhere; both must be picklable."""
+
+    def __call__(
+        self,
+        work: Callable[[_Item], _Result],
+        items: Sequence[_Item],
+        sizes: Callable[[Sequence[_Item]], Sequence[int]],
+    ) -> list[_Result]:
+        """Return the results in the order of the items; `sizes` are their bytes, for the progress."""
+        ...
+
+
+def one_by_one(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], sizes: Callable[[Sequence[_Item]], Sequence[int]]
+) -> list[_Result]:
+    """Apply the function here, to one item after the other."""
+    return [work(item) for item in tracked(items, sizes)]

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Protocol, TypeAlias
 
-from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import Pin, pins_of, read_pin, standing_pins
-from statelog.checkpoint.query_history import QueryHistory, read_history
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.history.operator_history import History
+from statelog.history.pins import Pin, pins_of, read_pin, standing_pins
+from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Checkpoint, QueryCheckpoint, Settings
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER, STATE_FOLDER, open_location
 from statelog.numbers import is_whole
 from statelog.reading.manifest import MANIFEST
 from statelog.runs.schema import StateSchema
+from statelog.shown import utc_time
 from statelog.storage import Store
 from statelog.storage.store import if_present
-from statelog.texts import utc_time
 
 SPARK_METADATA: Final = "metadata"
 """The file that Spark writes into a checkpointLocation when a query starts."""

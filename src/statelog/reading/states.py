@@ -8,11 +8,11 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from statelog.checkpoint.window_settings import ROWS_STATE
+from statelog.convert.state_tables import HASH, ElementColumns, Positions, StateColumns
 from statelog.errors import ConfigurationError
+from statelog.history.window_settings import ROWS_STATE
 from statelog.operators.keyed.timers import TIMERS
 from statelog.reading.source import StoredOperator
-from statelog.reading.tables import HASH, ElementColumns, Positions, StateColumns
 from statelog.reading.windows import PANES, WINDOWS, WindowColumns, window_columns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 

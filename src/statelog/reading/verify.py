@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statelog.checkpoint.held_pin import is_retained
-from statelog.checkpoint.pins import Pin, standing_pins
-from statelog.checkpoint.query_history import read_history
 from statelog.clock import SystemClock
 from statelog.errors import CorruptionError, ErrorKind, StatelogError, StorageError
+from statelog.history.held_pin import is_retained
+from statelog.history.pins import Pin, standing_pins
+from statelog.history.query_history import read_history
 from statelog.local.restore import read_segment
 from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.references import SegmentRef, StoredRun

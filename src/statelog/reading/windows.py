@@ -15,12 +15,12 @@ from statelog.aggregates.list_kernels import ListTooLarge
 from statelog.aggregates.pane_columns import PaneMerge
 from statelog.aggregates.pane_grid import Panes
 from statelog.aggregates.stored_aggregates import StoredAggregates
-from statelog.checkpoint.window_settings import WindowKind, WindowResults, WindowSettings
+from statelog.convert.state_tables import HASH, first_rows, prefixed
 from statelog.errors import ProcessorError
+from statelog.history.window_settings import WindowKind, WindowResults, WindowSettings
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.operators.keyed.time_reader import entry_numbers
 from statelog.reading.source import StoredOperator
-from statelog.reading.tables import HASH, first_rows, prefixed
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.format import VALUE_COLUMN
 from statelog.runs.keys import KeyCodec

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from statelog.runs.key_groups import KeyHash, Natural
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
-from statelog.runs.stored_numbers import KeyHash, Natural
 
 MAGIC: Final = b"SLRUN\x00\x00\x01"
 TAIL: Final = struct.Struct("<IQ4s")

@@ -8,10 +8,11 @@ serve every parallelism.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -42,3 +43,9 @@ def subtasks_of(hashes: Hashes, parallelism: int) -> npt.NDArray[np.int64]:
     """Subtask that owns each hash."""
     groups = (hashes >> np.uint64(GROUP_SHIFT)).astype(np.int64)
     return groups * parallelism // KEY_GROUPS
+
+
+Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
+"""A count, a size or a place."""
+Parallelism = Annotated[int, Meta(ge=1, le=KEY_GROUPS)]
+KeyHash = Annotated[int, Meta(ge=0)]

@@ -2,7 +2,7 @@
 
 The algorithm is that of Spark's XxHash64 expression: XXH64 with seed 42, where the hash of each column is the seed of
 the next, null leaves the hash unchanged, and nested values are hashed element by element. A map is hashed as the array
-of its entries sorted by key, as in :func:`statelog.spark.plan.key_hash`. One difference remains: map keys that are
+of its entries sorted by key, as in :func:`statelog.spark.plan.plan.key_hash`. One difference remains: map keys that are
 strings of several lengths are sorted differently here, so such a map has another hash than in Spark. Equal maps still
 have equal hashes.
 """

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from bisect import bisect_left, insort
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, Queue
+from typing import Any, Final, Generic, TypeVar, cast
 
 from statelog.clock import Clock
 
@@ -115,3 +120,163 @@ class _Recent:
 def _size_class(size_bytes: int) -> int:
     """The class of a size; each class spans a factor of four."""
     return size_bytes.bit_length() // 2
+
+
+_T = TypeVar("_T")
+
+_THREADS: Final = 64
+_IDLE_S: Final = 10.0
+
+_Job = tuple[Callable[[], Any], Callable[[Any], None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Generic[_T]):
+    """The outcome of attempt `number` (from 1) of a race; `error` is None if it succeeded."""
+
+    number: int
+    value: _T | None
+    error: BaseException | None
+
+    def result(self) -> _T:
+        """Return the value or raise the error of the attempt."""
+        if self.error is not None:
+            raise self.error
+        return cast(_T, self.value)
+
+
+class Race(Generic[_T]):
+    """The attempts of one request.
+
+    Each runs in one of the threads. Without threads, or if all are busy, it runs in the caller's, as it would without a
+    race, but only while no other attempt is under way.
+    """
+
+    def __init__(self, threads: Races | None, sleep: Callable[[float], None]) -> None:
+        self._threads = threads
+        self._sleep = sleep
+        self._ended: Queue[Ended[_T]] = Queue()
+        self.started = 0
+        self.under_way = 0
+        """Attempts that :meth:`wait` has not reported yet."""
+
+    def start(self, attempt: Callable[[], _T]) -> bool:
+        """Start an attempt; False if it cannot run beside those under way."""
+        run = partial(_try, self.started + 1, attempt)
+        if self._threads is None or not self._threads.run(run, self._ended.put):
+            if self.under_way:
+                return False
+            self._ended.put(run())
+        self.started += 1
+        self.under_way += 1
+        return True
+
+    def wait(self, timeout_s: float | None) -> Ended[_T] | None:
+        """Wait for the next attempt to end; None if none ends in time. Without a timeout there is no limit."""
+        if not self.under_way:
+            if timeout_s is not None:
+                self._sleep(timeout_s)
+            return None
+        try:
+            ended = self._ended.get(timeout=timeout_s)
+        except Empty:
+            return None
+        self.under_way -= 1
+        return ended
+
+
+class Races:
+    """Makes the races of a process; together they have at most `threads` daemon threads.
+
+    Threads start when they are needed, and end after `idle_s` without work. The pool of the standard library keeps the
+    process alive until all its work is done; here an attempt that nobody waits for any more runs to its end, but cannot
+    keep the process from ending.
+    """
+
+    def __init__(
+        self, threads: int = _THREADS, *, idle_s: float = _IDLE_S, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._most = threads
+        self.idle_s = idle_s
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._threads = 0
+        # Waiting threads, less those that a queued job is meant for.
+        self._idle = 0
+        # Not a SimpleQueue: CPython 3.11's waits for ever if its thread is held up until the timeout has passed.
+        self._jobs: Queue[_Job | None] = Queue()
+
+    def in_line(self) -> Race[_T]:
+        """A race in the caller's thread, one attempt after the other."""
+        return Race(None, self._sleep)
+
+    def side_by_side(self) -> Race[_T]:
+        """A race of attempts that run beside each other while the caller waits."""
+        return Race(self, self._sleep)
+
+    def run(self, work: Callable[[], _T], tell: Callable[[_T], None]) -> bool:
+        """Do some work in a thread and pass its result to `tell`; False if all threads are busy."""
+        with self._lock:
+            is_waited_for = self._idle > 0
+            if is_waited_for:
+                self._idle -= 1
+            elif self._threads < self._most:
+                self._threads += 1
+            else:
+                return False
+        if not is_waited_for and not self._start_thread():
+            return False
+        # Not an argument of a new thread: the thread would hold it for as long as it lives.
+        self._jobs.put((work, tell))
+        return True
+
+    def close(self) -> None:
+        """End the waiting threads."""
+        with self._lock:
+            waiting, self._idle = self._idle, 0
+            self._threads -= waiting
+        for _ in range(waiting):
+            self._jobs.put(None)
+
+    def _start_thread(self) -> bool:
+        """Start a thread that is already counted; if the system has no more, uncount it and return False."""
+        try:
+            threading.Thread(target=self._work, name="statelog-request", daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._threads -= 1
+            return False
+        return True
+
+    def _work(self) -> None:
+        job = self._next()
+        while job is not None:
+            work, tell = job
+            result = work()
+            with self._lock:
+                # First, so that the receiver finds the thread free.
+                self._idle += 1
+            tell(result)
+            # A waiting thread keeps nothing alive.
+            del job, work, tell, result
+            job = self._next()
+
+    def _next(self) -> _Job | None:
+        """Wait for a job; None means that the thread ends."""
+        while True:
+            try:
+                return self._jobs.get(timeout=self.idle_s)
+            except Empty:
+                with self._lock:
+                    if self._idle:
+                        self._idle -= 1
+                        self._threads -= 1
+                        return None
+                # Every waiting thread is meant for a job that is being put into the queue now.
+
+
+def _try(number: int, attempt: Callable[[], _T]) -> Ended[_T]:
+    try:
+        return Ended(number, attempt(), None)
+    except BaseException as error:  # even a panic of a native library: somebody waits for the outcome
+        return Ended(number, None, error)

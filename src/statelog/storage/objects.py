@@ -2,18 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
-from statelog.storage.location import ObjectLocation
-from statelog.storage.object_client import Bucket, Client, Clients
-from statelog.storage.object_errors import Answer, is_behind_end, storage_error
+from statelog.storage.location import AZURE_HOST, ObjectLocation
 from statelog.storage.store import ObjectInfo, Store
+
+Client = S3Store | GCSStore | AzureStore
+
+_CLASSES: Final[dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]]] = {
+    "s3": S3Store,
+    "gs": GCSStore,
+    "az": AzureStore,
+}
+_CONNECT_TIMEOUT: Final = "5000 ms"
+_SETTINGS: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The bucket of a client, and the limit of its requests."""
+
+    service: str
+    """``s3``, ``gs`` or ``az``."""
+    name: str
+    """The bucket; for ``az`` the container, or ``container@host of the account``."""
+    timeout_s: float
+    """Limit of a whole request."""
+
+
+class Clients:
+    """The clients of this process, one per bucket.
+
+    A client costs some 10 ms to make and a handshake per connection, and stores are made for every task; so the stores
+    of one bucket share a client. It is made again after the settings in the environment have changed.
+
+    Clients may be called from any thread. Two threads may make a client at the same time without harm, so there is no
+    lock that a fork could copy.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Bucket, tuple[dict[str, str], Client]] = {}
+        self._were_used = False
+        self._is_fork = False
+        os.register_at_fork(after_in_child=self._start_fork)
+
+    def get(self, bucket: Bucket) -> Client:
+        """Return the client for the next request.
+
+        In a fork of a process that has made requests this raises StorageError: the client library's threads exist only
+        in the parent, and any request would wait for them forever. Settings that are not enough for a client raise
+        ConfigurationError.
+        """
+        if self._is_fork:
+            raise StorageError(
+                f"{bucket.name} cannot be reached: this process is a fork of one that has used an object store.",
+                hint="Start processes with the method 'spawn' of multiprocessing, or fork before the first request.",
+            )
+        prefix = _SETTINGS[bucket.service]
+        settings = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+        made_with, client = self._made.get(bucket, (None, None))
+        if client is None or made_with != settings:
+            client = _make_client(bucket, settings)
+            self._were_used = True  # first, as another thread may fork at any time
+            self._made[bucket] = settings, client
+        return client
+
+    def forget(self, bucket: Bucket) -> None:
+        """Drop the client of a bucket; its connections end with the requests under way."""
+        if not self._is_fork:
+            self._made.pop(bucket, None)
+
+    def _start_fork(self) -> None:
+        # The parent's clients stay: to drop one takes a lock, which a thread of the parent may have held just now.
+        self._is_fork = self._were_used
+
+
+def _require_addresses(settings: Mapping[str, str], whose: str) -> None:
+    for name, value in settings.items():
+        if ("ENDPOINT" in name or name.endswith("_URL")) and not value.startswith(("http://", "https://")):
+            # The client library would fail with an assertion instead.
+            raise ConfigurationError(
+                f"The {whose} {name} does not start with http:// or https://.", hint="Write it as an address."
+            )
+
+
+def _make_client(bucket: Bucket, settings: Mapping[str, str]) -> Client:
+    """Make a client; everything but bucket and limits comes from the environment, or the profile that it names."""
+    _require_addresses(settings, "environment's")
+    profile, credentials = profile_arguments(settings) if bucket.service == "s3" else ({}, {})
+    _require_addresses(profile, "profile's")
+    # Limits go among the settings: client_options would replace those of the environment.
+    limits = {"timeout": f"{round(bucket.timeout_s * 1000)} ms", "connect_timeout": _CONNECT_TIMEOUT}
+    config: Any = {**profile, **limits}
+    # No retries by the client: it would take an object that its own first attempt created for somebody else's.
+    name, _, account = bucket.name.partition("@")
+    if account:
+        config["account_name"] = account.removesuffix(AZURE_HOST)
+    try:
+        return _CLASSES[bucket.service](name, config=config, retry_config={"max_retries": 0}, **credentials)
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rpartition("error: ")[2]
+        raise ConfigurationError(
+            f"The bucket {bucket.name} cannot be used: {reason}.",
+            hint=f"Settings are taken from the environment's {_SETTINGS[bucket.service]}*; see docs/object-stores.md.",
+        ) from None
+
+
+_PROFILE: Final = "AWS_PROFILE"
+_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+# botocore renews credentials 10 minutes before they expire at the latest, so those that it gives are good for so long.
+_ASK_AGAIN: Final = timedelta(minutes=5)
+
+
+def profile_arguments(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The profile that the environment's `settings` name, for a client of S3: more settings, and its credentials.
+
+    Both are empty if the environment names no profile, or has a key, which counts more. A region or endpoint of the
+    environment counts more than the profile's. Raises ConfigurationError if the profile cannot be used.
+    """
+    name = settings.get(_PROFILE)
+    if not name or any(key in settings for key in _KEYS):
+        return {}, {}
+    auth, botocore = _libraries(name)
+    session = botocore.session.Session(profile=name)
+    try:
+        if session.get_credentials() is None:
+            raise _unusable(name, "it leads to no credentials")
+        region = session.get_config_variable("region")
+        endpoint = session.get_scoped_config().get("endpoint_url")
+        provider = auth.Boto3CredentialProvider(session, ttl=_ASK_AGAIN)
+    except botocore.exceptions.BotoCoreError as error:
+        raise _unusable(name, " ".join(str(error).split()).rstrip(".")) from None
+    found = {}
+    if region and not any(one in settings for one in _REGIONS):
+        found["AWS_REGION"] = region
+    if endpoint and not any(one in settings for one in _ENDPOINTS):
+        found["AWS_ENDPOINT_URL"] = endpoint
+    return found, {"credential_provider": provider}
+
+
+def _unusable(name: str, reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The profile {name!r} that AWS_PROFILE names cannot be used: {reason}.",
+        hint="Correct it in ~/.aws/config or ~/.aws/credentials of this host, log in (aws sso login) if it is one of"
+        " IAM Identity Center, or unset AWS_PROFILE and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; see"
+        " docs/object-stores.md.",
+    )
+
+
+def _libraries(name: str) -> tuple[Any, ModuleType]:
+    try:
+        import botocore.exceptions
+        import botocore.session
+        from obstore.auth import boto3 as auth
+    except ImportError as error:
+        raise ConfigurationError(
+            f"AWS_PROFILE names the profile {name!r}; boto3, which reads profiles, cannot be imported: {error}.",
+            hint="Install statelog[aws] on the driver and all executors, or unset AWS_PROFILE and set"
+            " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or rely on a role; see docs/object-stores.md.",
+        ) from None
+    return auth, botocore
+
 
 # The client library's threads and connections belong to the process, so the clients do too.
 _CLIENTS: Final = Clients()
@@ -150,3 +313,132 @@ def _bad_name(name: str) -> ConfigurationError:
         f"{name!r} is not a name of an object.",
         hint="Names are relative, with '/' between their parts, without control characters, empty, '.' or '..' parts.",
     )
+
+
+_TEXT: Final = r'"((?:[^"\\]|\\.)*)"'
+_STATUS: Final = re.compile(rf"\n\s+status: (\d{{3}}),\s+body: (?:None|(?:Some\(\s+)?{_TEXT})")
+_PART: Final = re.compile(rf"DeleteFailed \{{\s+path: {_TEXT},\s+code: {_TEXT},\s+(?:message|reason): {_TEXT}")
+_TRANSPORT: Final = re.compile(r"\bHttpError \{\s+kind: (\w+)")
+_CAUSE: Final = re.compile(r'\b(?:message|error): "([^"]+)"')
+_CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
+_CREDENTIALS: Final = re.compile(r"TokenRequest|/latest/(?:api/token|meta-data|dynamic)")
+# Said by the client library before the error of a profile's credentials, and by botocore without a connection.
+_PROFILE_SAID: Final = re.compile(r"External AWS credential provider: ([^\n]+)")
+_NO_CONNECTION: Final = re.compile(
+    r"\b(?:EndpointConnection|Connect(?:ion)?Timeout|ReadTimeout|ConnectionClosed|HTTPClient)Error:"
+)
+_URL: Final = re.compile(r"https?://\S+")
+
+_BUSY: Final = frozenset(("SlowDown", "ServerBusy", "Throttling", "ThrottlingException", "RequestLimitExceeded"))
+# Transient whatever the status; the first two mean that another request for the same object is under way.
+_PASSING: Final = frozenset(
+    ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "InternalError", "ServiceUnavailable")
+)
+_NO_BUCKET: Final = frozenset(("NoSuchBucket", "ContainerNotFound"))
+_LONGEST: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The store's answer to a failed request, or the reason why there is none."""
+
+    status: int = 0
+    """HTTP status; 0 if there was no answer, an unreadable one, or an error in spite of a good status."""
+    code: str = ""
+    """The store's own code, such as ``SlowDown``; empty if the answer had none."""
+    message: str = ""
+    """The store's own words."""
+    transport: str = ""
+    """Without an answer: where the request ended, such as ``Connect`` or ``Timeout``; empty if none was sent."""
+    cause: str = ""
+    """Without an answer: the operating system's or the TLS library's words."""
+
+    @staticmethod
+    def of(error: BaseException) -> Answer:
+        """Read the answer from an error of obstore."""
+        _, _, details = str(error).partition("\nDebug source:")
+        if found := _STATUS.search(details):
+            status, body = int(found[1]), (found[2] or "").replace('\\"', '"')
+            return Answer(0 if status == 200 else status, _first(_CODE, body), _first(_MESSAGE, body)[:_LONGEST])
+        if found := _PART.search(details):
+            # One object of a request to delete many; Azure gives a status where S3 gives a code.
+            status, code = (int(found[2]), "") if found[2].isdigit() else (0, found[2])
+            return Answer(status, code, found[3][:_LONGEST])
+        if transport := _TRANSPORT.search(details):
+            if "kind: Builder" in details:
+                return Answer(cause="an http:// endpoint needs permission")
+            cause = "no TLS connection" if "InvalidData" in details else _first(_CAUSE, details)
+            return Answer(transport=transport[1], cause=cause)
+        return Answer()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the object was not created because its name exists."""
+        return self.status == 412 or (self.status == 409 and self.code == "BlobAlreadyExists")
+
+
+def is_behind_end(error: BaseException) -> bool:
+    """Whether a range was asked for that begins behind the last byte; Azurite answers that at the very end."""
+    return Answer.of(error).status == 416 or "Wanted range starting at" in str(error)
+
+
+def storage_error(error: BaseException, operation: str, where: str, *, missing: bool = False) -> StorageError:
+    """Turn an error of obstore into a StorageError; with `missing`, a missing object has a kind of its own.
+
+    The error's text can hold a whole request. So the message shows only the store's own words, or without these the
+    first line, shortened and without addresses.
+    """
+    answer = Answer.of(error)
+    # An object is missing, rather than the bucket or the source of credentials.
+    is_gone = answer.code == "NoSuchKey" or (isinstance(error, FileNotFoundError) and answer.code not in _NO_BUCKET)
+    if missing and is_gone:
+        kind, hint = ErrorKind.OBJECT_MISSING, "It was deleted, or the location is another one."
+    else:
+        kind, hint = _judge(answer)
+    reason = _reason(answer) or _first_line(error)
+    if said := _first(_PROFILE_SAID, str(error)):
+        is_transient = _NO_CONNECTION.search(said) is not None
+        kind = ErrorKind.STORE_UNAVAILABLE if is_transient else ErrorKind.STORE_FAILED
+        reason = f"the profile that AWS_PROFILE names gives no credentials: {_URL.sub('(address)', said)[:_LONGEST]}"
+        hint = "Check the profile on this host, or log in again (aws sso login); see docs/object-stores.md."
+    if _CREDENTIALS.search(str(error)):
+        reason = f"no credentials, and where they can be asked for: {reason}"
+        hint = "Set credentials in the environment of driver and executors; see docs/object-stores.md."
+    return StorageError(f"{operation} {where} failed: {reason.rstrip('.')}.", kind=kind, hint=hint)
+
+
+def _judge(answer: Answer) -> tuple[ErrorKind, str]:
+    status, code = answer.status, answer.code
+    # An answer to HEAD never has a code; for a 503 with a code, the code decides.
+    if status == 429 or code in _BUSY or (status == 503 and not code):
+        return ErrorKind.STORE_BUSY, "The store asks for fewer requests; it may allow more to several folders."
+    if status >= 500 or code in _PASSING or (answer.transport and answer.cause != "no TLS connection"):
+        return ErrorKind.STORE_UNAVAILABLE, "It may pass; if it does not, check the network and the endpoint."
+    if status in (401, 403):
+        return ErrorKind.STORE_FAILED, "Check the credentials, and the permissions that docs/object-stores.md lists."
+    if status == 404:
+        return ErrorKind.STORE_FAILED, "Check the bucket's name, its region and the endpoint; it is not created here."
+    if answer.cause:
+        return ErrorKind.STORE_FAILED, "Check the endpoint: http needs AWS_ALLOW_HTTP=true (GOOGLE_..., AZURE_...)."
+    return ErrorKind.STORE_FAILED, "Check the bucket's name, its region and the endpoint."
+
+
+def _reason(answer: Answer) -> str:
+    if answer.status or answer.code:
+        said = f"{answer.status or ''} {answer.code}".strip()
+        return f"{said}: {answer.message}" if answer.message else said
+    if not answer.transport:
+        return answer.cause
+    happened = {"Timeout": "no answer in time", "Connect": "no connection"}.get(answer.transport, "connection lost")
+    return f"{happened}: {answer.cause}" if answer.cause else happened
+
+
+def _first_line(error: BaseException) -> str:
+    line = _URL.sub("(address)", str(error).partition("\n")[0])
+    return f"{type(error).__name__}: {line[:_LONGEST]}"
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return "" if found is None else found[1]

@@ -13,8 +13,7 @@ from typing import Final, Generic, TypeVar
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.metrics import Measurements, Metric
-from statelog.storage.hedging import Hedging
-from statelog.storage.races import Race, Races
+from statelog.storage.hedging import Hedging, Race, Races
 from statelog.storage.store import Store
 from statelog.storage.wrapper import StoreWrapper
 

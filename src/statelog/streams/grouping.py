@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from statelog.errors import ConfigurationError
 from statelog.runs.keys import KeyCodec
-from statelog.spark.internals import selected_column
-from statelog.spark.keyed_plan import KeyedFrame
+from statelog.spark.driver.internals import selected_column
+from statelog.spark.plan.keyed_plan import KeyedFrame
 
 
 def keyed_frame(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:

@@ -25,9 +25,9 @@ from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
-from statelog.spark.checks import is_ansi, is_case_sensitive, require_classic
-from statelog.spark.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
-from statelog.spark.plan import StatelogArguments
+from statelog.spark.plan.checks import is_ansi, is_case_sensitive, require_classic
+from statelog.spark.plan.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.plan.plan import StatelogArguments
 from statelog.streams.grouping import keyed_frame
 from statelog.streams.windowed import (
     WindowedStream,

@@ -8,9 +8,9 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.options import Options
-from statelog.spark.checks import require_classic
-from statelog.spark.plan import StatelogArguments
-from statelog.spark.unkeyed_plan import apply_unkeyed, require_broadcast_method
+from statelog.spark.plan.checks import require_classic
+from statelog.spark.plan.plan import StatelogArguments
+from statelog.spark.plan.unkeyed_plan import apply_unkeyed, require_broadcast_method
 
 
 def process(

@@ -15,8 +15,8 @@ from statelog.errors import ConfigurationError
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.options import Options
 from statelog.runs.times import Watermark
-from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
-from statelog.spark.plan import StatelogArguments
+from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.plan.plan import StatelogArguments
 from statelog.windows.assigners import CountWindows
 from statelog.windows.build import WindowDefinition, WindowPlan
 from statelog.windows.processor import WindowProcessor

@@ -22,11 +22,12 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
 from statelog.runs.times import Moment
 from statelog.sealed import MALFORMED
-from statelog.tables.rocksdb_entries import EntriesInRocks
 from statelog.tables.rocksdb_format import (
     CONTENTS_KEY,
     VERSION,
+    EntriesInRocks,
     HeldState,
+    SortedFiles,
     TableHeader,
     after,
     decode_expiry,
@@ -40,7 +41,6 @@ from statelog.tables.rocksdb_format import (
     timer_keys,
 )
 from statelog.tables.runs import BranchedTable
-from statelog.tables.sorted_files import SortedFiles
 from statelog.tables.table import (
     EntryCounts,
     EntryRange,

@@ -10,10 +10,12 @@ but makes it again from the local runs.
 from __future__ import annotations
 
 import itertools
+import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -24,7 +26,62 @@ from statelog.runs.byte_slices import BUDGET, in_parts, to_array
 from statelog.runs.evolution import project
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN
 from statelog.runs.schema import StateDescriptor, StateSchema
-from statelog.tables.table import KeyBatch
+from statelog.tables.table import EntryPage, EntryRange, EntryRows, FoundEntry, KeyBatch, KeyEntries
+
+_FILE_BYTES: Final = 64 << 20
+
+
+class SortedFiles:
+    """Writes rows to sorted files, which RocksDB ingests without buffering, flushing and compacting their rows.
+
+    A row that does not sort after all rows before it is left out. The folder is emptied first.
+    """
+
+    def __init__(self, folder: Path, new_writer: Callable[[], Any]) -> None:
+        self._folder = folder
+        self._new_writer = new_writer
+        self._writer: Any = None
+        self._paths: list[str] = []
+        self._last = b""
+        self.remove()
+        folder.mkdir(parents=True)
+
+    def add(self, rows: Iterable[_Row]) -> list[_Row]:
+        """Add rows (non-empty key, value), and return those that were left out."""
+        last = self._last
+        left_out: list[_Row] = []
+        for key, value in rows:
+            if key <= last:
+                left_out.append((key, value))
+                continue
+            if self._writer is None:
+                self._begin()
+            self._writer[key] = value
+            last = key
+        self._last = last
+        if self._writer is not None and self._writer.file_size() >= _FILE_BYTES:
+            self._finish()
+        return left_out
+
+    def _begin(self) -> None:
+        self._paths.append(str(self._folder / f"{len(self._paths)}.sst"))
+        self._writer = self._new_writer()
+        self._writer.open(self._paths[-1])
+
+    def _finish(self) -> None:
+        self._writer.finish()
+        self._writer = None
+
+    def finish(self) -> list[str]:
+        """End the last file, and return the paths of all."""
+        if self._writer is not None:
+            self._finish()
+        return self._paths
+
+    def remove(self) -> None:
+        """Remove files that were not ingested."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
 
 VERSION: Final = 1
 CONTENTS_KEY: Final = b"\x00"
@@ -191,3 +248,71 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
         # Fields are named by position, as several may have the same name.
         return pa.struct([pa.field(str(index), _storage_type(part.type)) for index, part in enumerate(kind.fields)])
     return kind
+
+
+_Row = tuple[bytes, bytes]
+
+
+class RocksRows(Protocol):
+    """The rows of a database: row keys and encoded values."""
+
+    def value_at(self, key: bytes) -> bytes | None:
+        """The value of a row key; None if there is none."""
+
+    def scan(self, prefix: bytes, start: bytes) -> Iterator[_Row]:
+        """Row keys that begin with a prefix, from `start` on, with their values."""
+
+    def scan_between(self, prefix: bytes, wanted: EntryRange) -> Iterator[_Row]:
+        """Entries in a range with their values, from the end that is read first."""
+
+    def entry_rows(self, state: StateDescriptor, rows: Sequence[_Row]) -> EntryRows:
+        """Entries and their values as the answer of a table."""
+
+
+class EntriesInRocks(KeyEntries):
+    """The entries of a key: the rows whose row keys begin with a prefix; None has none."""
+
+    def __init__(self, table: RocksRows, state: StateDescriptor, prefix: bytes | None) -> None:
+        self._table = table
+        self._state = state
+        self._prefix = prefix
+
+    def find(self, entry: bytes) -> FoundEntry | None:
+        value = None if self._prefix is None else self._table.value_at(self._prefix + entry)
+        if value is None:
+            return None
+        rows = self._table.entry_rows(self._state, [(entry, value)])
+        return FoundEntry(rows.values, rows.expiry[0].as_py())
+
+    def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
+        prefix = start = self._prefix
+        while prefix is not None and start is not None:
+            # No iterator of RocksDB stays open between two pages: the processor may never ask for the next.
+            rows, start = self._read(prefix, start, max_entries, max_bytes)
+            if rows:
+                yield self._table.entry_rows(self._state, rows)
+
+    def between(self, wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
+        found: list[_Row] = []
+        rest = None
+        for entry, value in () if self._prefix is None else self._table.scan_between(self._prefix, wanted):
+            max_bytes -= len(entry) + len(value)
+            if found and (len(found) >= max_entries or max_bytes < 0):
+                _, rest = wanted.cut(found[-1][0] if wanted.from_end else entry)
+                break
+            found.append((entry, value))
+        if wanted.from_end:
+            found.reverse()
+        return EntryPage(self._table.entry_rows(self._state, found), rest)
+
+    def _read(self, prefix: bytes, start: bytes, max_entries: int, max_bytes: int) -> tuple[list[_Row], bytes | None]:
+        """The entries of a page, with their values, and the row key of the next page."""
+        rows: list[_Row] = []
+        read_bytes = 0
+        for key, value in self._table.scan(prefix, start):
+            entry = key[len(prefix) :]
+            read_bytes += len(entry) + len(value)
+            if rows and (len(rows) == max_entries or read_bytes > max_bytes):
+                return rows, key
+            rows.append((entry, value))
+        return rows, None

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from statelog.convert.ddl import parse_ddl
 from statelog.errors import ConfigurationError
 from statelog.runs.times import Watermark
-from statelog.spark.checks import parse_schema
+from statelog.spark.plan.checks import parse_schema
 
 
 @dataclass(frozen=True)

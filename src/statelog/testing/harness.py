@@ -10,7 +10,7 @@ from weakref import finalize
 
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.batch import BatchTime
+from statelog.coordinator.batch import BatchTime
 from statelog.errors import ConfigurationError
 from statelog.metrics import Step
 from statelog.numbers import checked_whole

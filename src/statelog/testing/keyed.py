@@ -12,14 +12,12 @@ from pyspark.sql.types import StructType
 
 from statelog.aggregates.operator import KeyedAggregates
 from statelog.aggregates.rows import Deduplicate
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.attempt import Attempt
-from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.convert.arrow import ArrowProcessor
 from statelog.convert.codecs import ArrowCodecs, FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
+from statelog.coordinator.admission import OperatorConfig
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
@@ -33,12 +31,13 @@ from statelog.runs.key_hashes import row_hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import Watermark
-from statelog.spark.checks import checked_uid, parse_output, warn_of_deleted
-from statelog.spark.declare import declare_keyed
-from statelog.spark.event_times import own_event_time, result_event_time, time_domains
-from statelog.spark.keyed_plan import check_processor
-from statelog.spark.keyed_spec import NO_ROWS, KeyedSpec
-from statelog.spark.worker import pickled_processor
+from statelog.spark.plan.checks import checked_uid, parse_output, warn_of_deleted
+from statelog.spark.plan.declare import declare_keyed
+from statelog.spark.plan.keyed_plan import check_processor, own_event_time, result_event_time, time_domains
+from statelog.spark.worker.keyed_spec import NO_ROWS, KeyedSpec
+from statelog.spark.worker.worker import pickled_processor
+from statelog.tasks.attempt import Attempt
+from statelog.tasks.keyed_task import BatchInput, KeyedTask
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.query import MicroBatches
 from statelog.testing.rows import ColumnReader, ColumnWriter

@@ -19,22 +19,21 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.attempt import Attempt, Task, WorkerMemory
-from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Ping, Reply, Request, TaskId, Tick
-from statelog.checkpoint.query_history import QueryHistory
+from statelog.coordinator.admission import OperatorConfig
+from statelog.coordinator.batch import BatchTime
+from statelog.coordinator.coordinator import Coordinator
 from statelog.errors import ConfigurationError, StorageError
+from statelog.history.operator_history import History
+from statelog.history.query_history import QueryHistory
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, RestoreProgress, Step
 from statelog.options import Options
+from statelog.rpc.messages import Ping, Reply, Request, TaskId, Tick
 from statelog.storage import LocalStore, Store
 from statelog.storage.names import name_part
-from statelog.testing.clock import ManualClock
+from statelog.tasks.attempt import Attempt, Task, WorkerMemory
 
 _MAX_FAILURES: Final = 4
 """Spark's spark.task.maxFailures."""
@@ -456,3 +455,20 @@ def discard(directory: Path, stores: list[Store]) -> None:
     for store in stores:
         store.close()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+class ManualClock:
+    """A clock for tests that stands still until it is advanced."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks forward."""
+        self._now_s += seconds
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def monotonic_s(self) -> float:
+        return self._now_s

@@ -9,11 +9,10 @@ from typing import Any, Final, TypeVar
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from statelog.checkpoint.history import History
-from statelog.checkpoint.keyed_task import as_stored
 from statelog.convert.input import RowInput
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.history.operator_history import History
 from statelog.local.restore import restore_runs
 from statelog.local.runs import LocalRuns
 from statelog.operators.keyed.grouping import KeyChunk
@@ -25,12 +24,13 @@ from statelog.runs.key_groups import hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.schema import StateKind
 from statelog.runs.times import Moment
-from statelog.spark.states import KeyedStateDeclaration
+from statelog.spark.plan.states import KeyedStateDeclaration
 from statelog.stopwatch import Stopwatch
 from statelog.storage import LocalStore
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
+from statelog.tasks.keyed_task import as_stored
 from statelog.testing.query import LocalQuery, MicroBatches
 
 _LARGEST_VIEW_RUNS: Final = 8

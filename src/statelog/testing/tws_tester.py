@@ -12,9 +12,9 @@ from pyspark.errors import IllegalArgumentException, PySparkValueError
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 from pyspark.sql.types import Row
 
-from statelog.checkpoint.batch import BatchTime
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
+from statelog.coordinator.batch import BatchTime
 from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ProcessorError, StatelogError
 from statelog.operators.event_time import EventTime
@@ -26,10 +26,10 @@ from statelog.options import Options
 from statelog.runs.key_hashes import row_hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateKind
-from statelog.spark.checks import check_output_mode
-from statelog.spark.declare import declare_keyed_states_of
-from statelog.spark.event_times import time_domains
-from statelog.spark.states import bind_states
+from statelog.spark.plan.checks import check_output_mode
+from statelog.spark.plan.declare import declare_keyed_states_of
+from statelog.spark.plan.keyed_plan import time_domains
+from statelog.spark.plan.states import bind_states
 from statelog.testing.keyed import LocalKeyedOperator
 from statelog.testing.query import LocalQuery, MicroBatches, discard, new_directory
 from statelog.testing.state_view import StateView

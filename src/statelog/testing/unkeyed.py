@@ -9,12 +9,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.checkpoint.admission import OperatorConfig
-from statelog.checkpoint.attempt import Attempt
-from statelog.checkpoint.history import History
-from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.convert.ddl import parse_ddl
+from statelog.coordinator.admission import OperatorConfig
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.history.operator_history import History
 from statelog.local.restore import read_segment
 from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.operators.unkeyed.snapshot import Elements, Snapshot
@@ -23,12 +21,14 @@ from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.options import Options
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.key_hashes import row_hashes
-from statelog.spark.checks import checked_uid, parse_output
-from statelog.spark.declare import declare_unkeyed
-from statelog.spark.unkeyed_plan import require_broadcast_method
-from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
-from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, pickled_processor
+from statelog.spark.plan.checks import checked_uid, parse_output
+from statelog.spark.plan.declare import declare_unkeyed
+from statelog.spark.plan.unkeyed_plan import require_broadcast_method
+from statelog.spark.worker.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
+from statelog.spark.worker.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, pickled_processor
 from statelog.storage import LocalStore
+from statelog.tasks.attempt import Attempt
+from statelog.tasks.unkeyed_task import UnkeyedTask
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.rows import ColumnReader, ColumnWriter
 

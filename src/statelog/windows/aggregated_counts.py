@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from statelog.aggregates.accumulators import Accumulators
 from statelog.aggregates.groups import Groups
-from statelog.checkpoint.window_settings import COUNT_FIELD, COUNT_STATE
 from statelog.convert.codecs import ColumnCodecs
+from statelog.history.window_settings import COUNT_FIELD, COUNT_STATE
 from statelog.operators.keyed.columns import ValueColumns
 from statelog.operators.keyed.indexing import IndexedRows
 from statelog.runs.times import Moment

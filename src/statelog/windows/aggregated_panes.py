@@ -13,8 +13,8 @@ from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
 from statelog.aggregates.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes, taken
 from statelog.aggregates.pane_grid import Panes
-from statelog.checkpoint.window_settings import PANES_STATE
 from statelog.convert.codecs import ColumnCodecs
+from statelog.history.window_settings import PANES_STATE
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import TimerColumns
 from statelog.operators.keyed.indexing import IndexedRows

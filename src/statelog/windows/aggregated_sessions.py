@@ -12,8 +12,8 @@ import pyarrow as pa
 from statelog.aggregates.accumulators import Accumulators
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
-from statelog.checkpoint.window_settings import SESSION_END_FIELD, SESSIONS_STATE
 from statelog.convert.codecs import ColumnCodecs
+from statelog.history.window_settings import SESSION_END_FIELD, SESSIONS_STATE
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import TimerColumns
 from statelog.operators.keyed.indexing import IndexedRows

@@ -10,16 +10,16 @@ from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZTyp
 
 from statelog.aggregates.accumulators import Accumulators, bind_aggregates, column_types, resolved, value_details
 from statelog.aggregates.functions import Aggregate, stored_type
-from statelog.checkpoint.settings import AGGREGATE, COLUMN_TYPE, LATENESS, VALUE_DETAIL
-from statelog.checkpoint.window_settings import WindowKind, WindowResults
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.python_values import exact_type
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
+from statelog.history.settings import AGGREGATE, COLUMN_TYPE, LATENESS, VALUE_DETAIL
+from statelog.history.window_settings import WindowKind, WindowResults
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.values import AggregateFunction
-from statelog.spark.checks import parse_output, parse_schema
+from statelog.spark.plan.checks import parse_output, parse_schema
 from statelog.windows.accumulators import Contents, Folded, Reduced
 from statelog.windows.aggregated import AggregatedWindows, WindowShape
 from statelog.windows.aggregated_counts import AggregatedCounts

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 from pyspark.sql.types import LongType, StructField, StructType
 
-from statelog.checkpoint.window_settings import ROWS_STATE
+from statelog.history.window_settings import ROWS_STATE
 from statelog.windows.accumulators import Bounds, Contents
 from statelog.windows.codec import GivenRows
 from statelog.windows.panes import RowGroup

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from statelog.checkpoint.window_settings import COUNT_FIELD, COUNT_STATE
 from statelog.convert.codecs import ProcessorCodecs
+from statelog.history.window_settings import COUNT_FIELD, COUNT_STATE
 from statelog.windows.accumulators import Contents
 from statelog.windows.operator import Clock, WindowOperator, schema_behind
 from statelog.windows.panes import RowGroup

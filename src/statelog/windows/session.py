@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from statelog.checkpoint.window_settings import SESSION_END_FIELD, SESSIONS_STATE
 from statelog.convert.codecs import ProcessorCodecs
+from statelog.history.window_settings import SESSION_END_FIELD, SESSIONS_STATE
 from statelog.windows.accumulators import Contents
 from statelog.windows.operator import Clock, WindowOperator, schema_behind
 from statelog.windows.panes import RowGroup

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from statelog.aggregates.pane_grid import Panes
-from statelog.checkpoint.window_settings import PANES_STATE
 from statelog.convert.codecs import ProcessorCodecs
+from statelog.history.window_settings import PANES_STATE
 from statelog.windows.accumulators import Contents
 from statelog.windows.merging import Pane, WindowMerge, filled_windows
 from statelog.windows.operator import Clock, WindowOperator, WindowTimes

@@ -23,12 +23,11 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 import statelog
 from statelog import ConfigurationError, ErrorKind, Options, StatelogError, StateMissingError
 from statelog.__main__ import main
-from statelog.savepoints import load
-from statelog.savepoints.spark_files import DirectoryFiles
-from statelog.spark import checkpoint_location
-from statelog.spark.transform_with_state import SparkOperator, SparkState
+from statelog.queries import load, migrate
+from statelog.queries.transform_with_state import SparkOperator, SparkState
+from statelog.spark.checkpoint import location as checkpoint_location
+from statelog.spark.checkpoint.files import DirectoryFiles
 from statelog.storage import LocalStore, Store
-from statelog.streams import migrate
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore, When
 from tests.spark.dropin import processors
 from tests.spark.dropin.scenarios import SPARK, STATELOG, Answer, Leg, Run, Scenario, add_input, rows, settings

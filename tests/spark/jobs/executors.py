@@ -29,12 +29,12 @@ from statelog import (
     Options,
     Step,
 )
-from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Ack, Acked
+from statelog.coordinator.coordinator import Coordinator
 from statelog.errors import StatelogError
-from statelog.spark import executor_internals
-from statelog.spark.endpoint import require_endpoint
-from statelog.spark.placement import rebalanced
+from statelog.rpc.messages import Ack, Acked
+from statelog.spark.driver import executor_internals
+from statelog.spark.driver.endpoint import require_endpoint
+from statelog.spark.plan.placement import rebalanced
 from tests.spark.faults import make_marker, take_marker, wait_until
 from tests.spark.jobs.ledger import note_jvm, run_main
 from tests.spark.support import Job, is_alive, make_orders, make_session

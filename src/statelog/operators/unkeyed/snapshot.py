@@ -19,8 +19,8 @@ import xxhash
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.runs.arrow_messages import MalformedMessage, read_batch
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, size_of
+from statelog.runs.key_groups import Natural
 from statelog.runs.schema import StateSchema, decode_schema
-from statelog.runs.stored_numbers import Natural
 from statelog.sealed import MALFORMED
 
 _MAGIC: Final = b"SLSNP\x00\x00\x01"

@@ -1,0 +1,24 @@
+"""What runs in the driver for each query: from acks to a durable log entry, and from there to the next views.
+
+A checkpoint exists once the log has its entry. Tasks and the coordinator exchange the messages of package `rpc`.
+
+1. `admission` decides whether a start may continue from the location, and which of its operators begin; the
+   `coordinator` claims the log. Each operator of the start is an `active_operator`.
+2. `views` tells each subtask its state before the batch; `redistribution` deals out unkeyed state.
+3. For each ack, `admission` refuses stale and misplaced tasks, and `batch` decides which attempt's ack counts.
+4. Once all operators have all acks, `commit` makes their sections, and the `checkpoint_writer` appends them as one
+   entry.
+5. `garbage` finds the files that no checkpoint needs, and `deletion` has the gate that lets them go.
+   `retained_points` keeps the checkpoints of `retained_s`.
+
+Beside that, `materialization` and `grants` decide which subtask materializes when. `restores` adds up the progress of a
+restore, `checkpoint_metrics` describes each checkpoint, and `totals` sums them up for metrics.
+
+Words of this package:
+
+- ack: a subtask's message that it has processed all its rows, with its result.
+- durable: the batch has its entry. Certain: a later batch has begun, so Spark cannot repeat this one.
+- grant: the permission for one job to materialize a subtask's state and reference its objects.
+
+Imports only from rpc, operators, tables, local, history, log, storage, runs and the core modules.
+"""

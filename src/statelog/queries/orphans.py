@@ -1,0 +1,286 @@
+"""Lists the orphans of crashed starts, and deletes those that no start of the query can come to need.
+
+The next start removes all orphans. It has claimed the location; whoever deletes by hand has not, and the query may run.
+So `delete_orphans` asks for more than `list_orphans`; docs/design/0014-reading-state.md has the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from statelog.clock import Clock, SystemClock
+from statelog.coordinator.garbage import find_orphans
+from statelog.errors import CorruptionError, StatelogError, StorageError
+from statelog.history.pins import has_expired, read_pin
+from statelog.history.query_history import QueryHistory, read_history
+from statelog.log.entry import Entry, Fence, QueryCheckpoint
+from statelog.log.numbered import LOG_FILE, base_name
+from statelog.log.open import (
+    CHANGES_FOLDER,
+    INITIAL_FOLDER,
+    LOG_FOLDER,
+    PINS_FOLDER,
+    RUNS_FOLDER,
+    open_location,
+    open_log,
+)
+from statelog.numbers import checked_seconds
+from statelog.options import Options
+from statelog.reading.source import open_query
+from statelog.storage import ObjectInfo, Store
+from statelog.storage.wrapper import StoreWrapper
+
+
+def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | None = None) -> list[ObjectInfo]:
+    """List the objects that no checkpoint or pin needs; the next start of the query would remove them.
+
+    While a query runs, its newest objects may not belong to a checkpoint yet; `min_age_s` leaves them out. Only the
+    operators' own folders are searched.
+
+    Parameters
+    ----------
+    location : str
+        The operators' location: a directory, or a folder in an object store.
+    min_age_s : float
+        Objects younger than this are left out, in seconds.
+    clock : Clock, optional
+        The clock that tells an object's age; by default the machine's.
+
+    Returns
+    -------
+    list of ObjectInfo
+        Name below the location, size and modification time of each orphan, sorted by name.
+
+    Raises
+    ------
+    ConfigurationError
+        If the scheme of the location is not supported.
+    CorruptionError
+        If a log or a pin is damaged.
+    StorageError
+        If the store cannot be read.
+    """
+    min_age_s = checked_seconds(min_age_s, "min_age_s")
+    store, clock = open_location(location), clock or SystemClock()
+    entries = open_log(store, Options(), clock).read()
+    query = QueryHistory(entries)
+    next_epoch = 1 + max((entry.epoch for entry in entries), default=0)
+    names = set(find_orphans(store, query, epoch=next_epoch, run_id="", min_age_s=min_age_s, clock=clock))
+    now_s = clock.now_s()
+    pinned, _ = _read_pins(store, now_s)
+    first, needed = _log_start(entries), query.object_names() | pinned
+
+    def is_orphan(info: ObjectInfo) -> bool:
+        if info.name in names:
+            return info.name not in pinned
+        match = LOG_FILE.fullmatch(info.name.removeprefix(f"{LOG_FOLDER}/"))
+        is_old = match is not None and int(match[1]) < first and now_s - info.modified_s >= min_age_s
+        return is_old and info.name not in needed
+
+    return sorted(filter(is_orphan, store.list()), key=lambda info: info.name)
+
+
+def delete_orphans(
+    location: str | Path,
+    *,
+    min_age_s: float = 3600.0,
+    release: bool = False,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+) -> list[ObjectInfo]:
+    """Delete the objects that no checkpoint needs or can come to need, while the query runs or later.
+
+    These are orphans of starts before the one that wrote the newest checkpoint, log files before the start of the log,
+    and expired pins. The other orphans wait for the next start of the query, which removes what is left. Nothing goes
+    that a pin keeps, and nothing at all if a pin cannot be read.
+
+    Parameters
+    ----------
+    location : str or Path
+        The query's checkpointLocation, or the location that its operators were given.
+    min_age_s : float
+        Objects younger than this stay, in seconds; expired pins go at any age.
+    release : bool
+        Also remove the pins of branches that are gone: whose location does not exist any more, or is another branch's.
+        All branches must be within reach.
+    dry_run : bool
+        Only report; delete nothing.
+    clock : Clock, optional
+        The clock that tells an object's age; by default the machine's.
+
+    Returns
+    -------
+    list of ObjectInfo
+        Name below the operators' location, size and modification time of each deleted object, sorted by name.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no operator.
+    CorruptionError
+        If a log or a pin is damaged; nothing was deleted.
+    StorageError
+        If the store cannot be read, or an object cannot be deleted. Then some objects may be gone; the call can be
+        repeated.
+
+    Examples
+    --------
+    >>> statelog.delete_orphans("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
+    [ObjectInfo(name='main/changes/3/0/17-204-1f0c-0.run', size_bytes=81920, modified_s=1780000000.0)]
+    """
+    min_age_s = checked_seconds(min_age_s, "min_age_s")
+    clock = clock or SystemClock()
+    store = open_query(str(location)).store
+    found = _deletable(store, min_age_s, clock, release)
+    if not dry_run:
+        _delete(store, [info.name for info in found])
+    return found
+
+
+def _delete(store: Store, names: Sequence[str]) -> None:
+    """Delete objects; log files one after the other, as a claim may go only after the file before it."""
+    log = f"{LOG_FOLDER}/"
+    store.delete([name for name in names if not name.startswith(log)])
+    for name in names:
+        if name.startswith(log):
+            store.delete([name])
+
+
+def _deletable(store: Store, min_age_s: float, clock: Clock, release: bool) -> list[ObjectInfo]:
+    """The objects of a query that may be deleted, sorted by name."""
+    # The order matters: an object that was listed is judged by a later log, and by pins listed later still.
+    listed = store.list()
+    entries = open_log(store, Options(), clock).read()
+    before = _before_newest(store, entries, clock)
+    now_s = clock.now_s()
+    released_until_s = now_s - min_age_s if release else None
+    pinned, expired = _read_pins(store, now_s, released_until_s)
+    kept = pinned | QueryHistory(entries).object_names() | QueryHistory(before).object_names()
+    fenced = _Fenced(entries)
+
+    def may_go(info: ObjectInfo) -> bool:
+        return info.name not in kept and now_s - info.modified_s >= min_age_s
+
+    found = [*expired, *(info for info in listed if fenced.has_written(info.name) and may_go(info))]
+    found += _log_files(listed, min(_log_start(entries), _log_start(before)), may_go)
+    return sorted(found, key=lambda info: info.name)
+
+
+def _read_pins(store: Store, now_s: float, released_until_s: float | None = None) -> tuple[set[str], list[ObjectInfo]]:
+    """All objects that standing pins name, and the pins that have expired.
+
+    With `released_until_s` also the pins, made until then, of branches that are gone.
+    """
+    pinned: set[str] = set()
+    expired: list[ObjectInfo] = []
+    for info in store.list(f"{PINS_FOLDER}/"):
+        try:
+            pin = read_pin(store, info.name)
+        except StorageError:
+            raise
+        except StatelogError as error:
+            raise CorruptionError(
+                f"Nothing can be deleted, because a pin cannot be read: {error.message}",
+                kind=error.kind,
+                hint=f"{error.hint} If what it keeps is not needed, remove it: statelog unpin LOCATION {info.name}",
+            ) from error
+        if pin is None:
+            continue
+        may_release = released_until_s is not None and info.modified_s <= released_until_s
+        if has_expired(pin, info, now_s) or (may_release and _is_gone(pin.branch, info.name)):
+            expired.append(info)
+        else:
+            pinned.update(pin.objects)
+    return pinned, expired
+
+
+def _is_gone(branch: str, pin: str) -> bool:
+    """Whether a pin is that of a branch that does not need it, or not any more: its newest entry does not name it."""
+    if not branch:
+        return False
+    parent = read_history(open_location(branch)).parent
+    return parent is None or parent.pin != pin
+
+
+def _before_newest(store: Store, entries: Sequence[Entry], clock: Clock) -> list[Entry]:
+    """The log as it was before its newest checkpoint.
+
+    That one may not last: a claim may come to end the log before it, and a crash of the machine to lose it. Then what
+    it gave up or replaced counts again.
+    """
+    checkpoints = [entry for entry in entries if isinstance(entry, QueryCheckpoint)]
+    if not checkpoints:
+        return []
+    newest = checkpoints[-1]
+    try:
+        return open_log(_EarlierLog(store, newest.number, newest.offset), Options(), clock).read()
+    except CorruptionError:
+        # Its files are gone. Whoever has deleted them knows that the newest checkpoint lasts.
+        return list(checkpoints[:-1])
+
+
+class _EarlierLog(StoreWrapper):
+    """A store for reading a log that ends at an offset of one of its files."""
+
+    def __init__(self, inner: Store, number: int, offset: int) -> None:
+        super().__init__(inner)
+        self._last = f"{LOG_FOLDER}/{base_name(number)}"
+        self._end = offset
+
+    def size_bytes(self, name: str) -> int:
+        return self._end if name == self._last else super().size_bytes(name)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        listed = super().list(prefix)
+        last = [replace(info, size_bytes=self._end) for info in listed if info.name == self._last and self._end]
+        return [info for info in listed if info.name < self._last] + last
+
+
+def _log_start(entries: Iterable[Entry]) -> int:
+    """The first log file that the newest checkpoint needs; 0 without one."""
+    return next((entry.log_start for entry in reversed([*entries]) if isinstance(entry, QueryCheckpoint)), 0)
+
+
+def _log_files(
+    listed: Iterable[ObjectInfo], first_needed: int, may_go: Callable[[ObjectInfo], bool]
+) -> Iterator[ObjectInfo]:
+    """The log files that may go: those before a number, up to the first that has to stay.
+
+    Later ones may be claims, which stay as long as the file before them: it tells a frozen driver that it is fenced.
+    """
+    numbered = [
+        (match, info) for info in listed if (match := LOG_FILE.fullmatch(info.name.removeprefix(f"{LOG_FOLDER}/")))
+    ]
+    for match, info in numbered:
+        if int(match[1]) >= first_needed or not may_go(info):
+            return
+        yield info
+
+
+class _Fenced:
+    """The starts before the one that wrote the newest checkpoint, and the objects that they have written.
+
+    A newer claim alone does not settle which entries are before it: its start may still find one of an older start.
+    Before it writes a checkpoint it has.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._epoch = max((entry.epoch for entry in entries if isinstance(entry, QueryCheckpoint)), default=0)
+        runs = [(entry.run_id, entry.epoch) for entry in entries if not isinstance(entry, Fence)]
+        # A start may claim more than once.
+        live = {run for run, epoch in runs if epoch >= self._epoch}
+        self._runs: Collection[str] = {run for run, _ in runs} - live
+
+    def has_written(self, name: str) -> bool:
+        """Whether one of these starts has written an object, so that no later entry can reference it anew."""
+        match name.split("/"):
+            case [_, folder, run, _] if folder == INITIAL_FOLDER:
+                return run in self._runs
+            case [_, folder, epoch, _, *rest] if folder in (CHANGES_FOLDER, RUNS_FOLDER) and epoch.isdecimal():
+                if int(epoch) == 0:
+                    # Written before the start had an epoch: <run>-<attempt>.run
+                    return bool(rest) and rest[-1].rpartition("-")[0] in self._runs
+                return int(epoch) < self._epoch
+        return False

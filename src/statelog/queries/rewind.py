@@ -1,0 +1,186 @@
+"""Takes back Spark's commits of batches that have no checkpoint, or that a user does not want."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.history.query_history import QueryHistory
+from statelog.numbers import checked_batch
+from statelog.queries.stopped import News, StoppedQuery, read_query
+from statelog.spark.checkpoint.checkpoint import COMMITS, OFFSETS, REWOUND
+from statelog.spark.checkpoint.location import open_checkpoint
+
+_RUN: Final = "rewind"
+"""The run id of the claim; no start of a query has it."""
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """The changes that :func:`rewind` made, or would make.
+
+    Parameters
+    ----------
+    next_batch : int
+        The batch that Spark runs first at the query's next start.
+    taken_back : list of int
+        Batches that Spark had committed and will repeat.
+    removed : list of str
+        Files taken out of Spark's checkpoint, in order.
+    moved_to : str
+        The folder that has these files now; empty if there are none. You may delete it once the query runs.
+    operators : list of str
+        The operators that the query has in that checkpoint.
+    """
+
+    next_batch: int
+    taken_back: list[int]
+    removed: list[str]
+    moved_to: str
+    operators: list[str]
+
+
+def rewind(
+    checkpoint_location: str | Path,
+    *,
+    location: str | None = None,
+    to: int | None = None,
+    dry_run: bool = False,
+) -> Rewound:
+    """Make Spark repeat the batches that it committed although their state is missing, or all after a batch.
+
+    State is missing if an action did not run every subtask to its end (``limit`` in foreachBatch, say), or if it was
+    restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same batch ids. If
+    a sink leaves out ids that it has seen, as Spark's file sink does, set it back as well.
+
+    Nothing changes unless the query can go on from the batch: its checkpoint must be retained, and all of the
+    checkpoint's objects must exist. Then the log notes that the query goes back, and the files that Spark must forget
+    are moved aside, not deleted. An interrupted call is to be repeated; until then the query does not start. Later
+    checkpoints can be read only through pins.
+
+    Parameters
+    ----------
+    checkpoint_location : str or Path
+        The query's checkpointLocation: a directory or a folder in an object store, or with an active session in any
+        file system that Spark reaches.
+    location : str, optional
+        The location of the state, if the query's operators were given one.
+    to : int, optional
+        The batch to go back to, whose checkpoint is retained: the query continues with the batch after it. By default
+        the newest that Spark has committed and that has a checkpoint.
+    dry_run : bool
+        Report the changes without making them.
+
+    Returns
+    -------
+    Rewound
+        The changes; there are none if Spark and the state agree.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no Spark checkpoint, or no state, or if `to` is after the newest checkpoint of a committed batch.
+    StateMissingError
+        If the checkpoint to go back to is no longer complete, or Spark no longer knows the input of the batches to
+        repeat.
+    CorruptionError
+        If the log is damaged.
+
+    Examples
+    --------
+    >>> statelog.rewind("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
+    Rewound(next_batch=41, taken_back=[41], removed=['offsets/42', 'commits/41'], ...)
+    """
+    to = checked_batch(to, "to", -1)
+    query = open_stopped(checkpoint_location, location)
+    return rewind_to(query, query.rewind_target() if to is None else to, dry_run=dry_run)
+
+
+def open_stopped(checkpoint_location: str | Path, location: str | None) -> StoppedQuery:
+    """Read a query's files; takes the arguments of :func:`rewind`, and raises its errors."""
+    spark = open_checkpoint(str(checkpoint_location), SparkSession.getActiveSession())
+    if not spark.batches(OFFSETS):
+        raise ConfigurationError(
+            f"{spark.location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
+        )
+    return read_query(spark, location)
+
+
+def rewind_to(query: StoppedQuery, batch: int, *, dry_run: bool) -> Rewound:
+    """Have a query go on after a batch; raises the errors of :func:`rewind`."""
+    spark = query.spark
+    offsets, commits = spark.batches(OFFSETS), spark.batches(COMMITS)
+    newest = query.rewind_target()
+    if batch != newest:
+        _require_choice(query, batch, newest)
+    operators = sorted(query.history.names_at(batch))
+    taken_back = [committed for committed in commits if committed > batch]
+    if not taken_back:
+        return Rewound(max(commits, default=-1) + 1, [], [], "", operators)
+    _require_input(query, batch, offsets, commits)
+    query.require_restorable(batch)
+    # The offsets go first: after a crash in between, Spark and the state still disagree visibly. In the other order
+    # Spark would skip a batch.
+    doomed = [f"{OFFSETS}/{offset}" for offset in reversed(offsets) if offset > batch + 1]
+    doomed += [f"{COMMITS}/{committed}" for committed in reversed(taken_back)]
+    aside = free_folder(spark.files.list(REWOUND), REWOUND)
+    if not dry_run:
+        query.claim(_RUN, lambda history: News(follows=_id_at(history, query, batch)))
+        for name in doomed:
+            spark.files.move(name, f"{aside}/{name}")
+    return Rewound(batch + 1, taken_back, doomed, f"{spark.location}/{aside}", operators)
+
+
+def _id_at(history: QueryHistory, query: StoppedQuery, batch: int) -> bytes:
+    """The id of the checkpoint to go back to; StateMissingError if the query has gone on since it was read."""
+    entry, meant = history.at(batch), query.history.at(batch)
+    if (entry and entry.id) != (meant and meant.id):
+        raise StateMissingError(
+            f"{query.location}: checkpoint {batch} was replaced meanwhile.", hint="Is the query running? Stop it first."
+        )
+    return b"" if entry is None else entry.id
+
+
+def _require_choice(query: StoppedQuery, batch: int, newest: int) -> None:
+    """Check that a user can have the query go back to a batch."""
+    if not 0 <= batch <= newest:
+        raise ConfigurationError(
+            f"The query was to go back to batch {batch}; the newest checkpoint of a batch that Spark has committed"
+            f" is {newest}.",
+            kind=ErrorKind.INVALID_OPTION,
+            hint="Pass the batch of a checkpoint that list_checkpoints shows as retained.",
+        )
+    if query.history.has_batch(batch) and not query.is_of_batch(batch):
+        raise StateMissingError(
+            f"{query.location}: its checkpoint {batch} is not of the batch {batch} that Spark has committed, which"
+            " was repeated since.",
+            hint="Choose another batch.",
+        )
+
+
+def _require_input(query: StoppedQuery, newest: int, offsets: list[int], commits: list[int]) -> None:
+    """Check that Spark can go on after a batch, for which it reads its records of that batch and of the next one."""
+    location = query.spark.location
+    if newest + 1 not in offsets:
+        raise StateMissingError(
+            f"{location}: the newest checkpoint of the state is {newest}, but Spark no longer knows the input of batch"
+            f" {newest + 1}: its oldest is {offsets[0]}.",
+            hint="Restore the state from a newer copy, or start with a new checkpointLocation.",
+        )
+    if newest >= 0 and not (newest in offsets and newest in commits):
+        raise StateMissingError(
+            f"{location}: the newest checkpoint of the state is {newest}, but Spark no longer knows where batch"
+            f" {newest} ended: its oldest commit is {commits[0]}.",
+            hint="Restore the state from a newer copy, or start with a new checkpointLocation.",
+        )
+
+
+def free_folder(names: Iterable[str], folder: str) -> str:
+    """The next numbered folder in a folder with these files; so nothing in them is ever replaced."""
+    numbers = (name.removeprefix(f"{folder}/").split("/")[0] for name in names)
+    return f"{folder}/{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}"

@@ -1,0 +1,252 @@
+"""Calls from Python workers to the driver: messages over TCP or TLS, after both sides prove that they know a secret.
+
+Measured on one machine, a call takes a third of the time of one with pyarrow.flight, for small and for large messages
+(``docs/design/0001-commit-protocol.md`` has the figures). Received bytes are never unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from statelog.clock import Clock, SystemClock
+from statelog.errors import ErrorKind, ProtocolError, StatelogError, error_from_parts
+from statelog.log_fields import get_logger
+from statelog.rpc.channel import ByteBudget, Channel, RpcPolicy
+from statelog.rpc.handshake import Strangers, prove
+from statelog.rpc.messages import Failure, Ping, Reply, Request, Tick
+from statelog.sealed import MALFORMED
+
+if TYPE_CHECKING:
+    from statelog.rpc.tls import Tls, TlsIdentity
+
+_log = get_logger(__name__)
+
+_BACKLOG: Final = 512
+_CLOSE_TIMEOUT_S: Final = 5.0
+
+_CALL: Final = struct.Struct("!IQ")
+"""Header of a call: size of the request, and of its payload, in bytes."""
+_REPLY: Final = struct.Struct("!Q")
+"""Header of a reply: its size in bytes."""
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_requests: Final = msgspec.msgpack.Decoder(Request)
+_replies: Final = msgspec.msgpack.Decoder(Reply)
+
+Handler = Callable[[Request, bytes], Reply]
+
+
+class RpcServer:
+    """Answers calls, in one thread per connection that has proved that it knows the secret.
+
+    Port 0 takes a free port. The secret is never sent: client and server prove to each other that they know it. With an
+    `identity` all connections use TLS. Several threads call `handle`; an error of statelog becomes the reply, another
+    exception is logged and becomes a :class:`ProtocolError`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        handle: Handler,
+        policy: RpcPolicy | None = None,
+        clock: Clock | None = None,
+        *,
+        identity: TlsIdentity | None = None,
+    ) -> None:
+        self._handle = handle
+        self._policy = policy or RpcPolicy()
+        self._clock = clock or SystemClock()
+        self._in_flight = ByteBudget(self._policy.max_in_flight_bytes)
+        listener = socket.create_server((host, port), backlog=_BACKLOG)
+        self.port: int = listener.getsockname()[1]
+        self.certificate = b"" if identity is None else identity.certificate
+        self._strangers = Strangers(listener, secret, self._admit, self._policy, self._clock, identity)
+
+    def _admit(self, connection: socket.socket, tls: Tls | None) -> None:
+        try:
+            threading.Thread(target=self._serve, args=(connection, tls), name="statelog-rpc", daemon=True).start()
+        except RuntimeError as error:  # There are too many threads.
+            _log.warning("a connection of a task was closed: %s", error)
+            connection.close()
+
+    def _serve(self, connection: socket.socket, tls: Tls | None) -> None:
+        with connection:
+            try:
+                channel = Channel(connection, self._policy, self._clock, tls)
+                while self._serve_call(channel):
+                    pass
+            except (EOFError, OSError) as error:
+                _log.debug("a connection of a task ended: %s", error)
+
+    def _serve_call(self, channel: Channel) -> bool:
+        """Answer one call; False if it is larger than the limits."""
+        policy = self._policy
+        request_bytes, payload_bytes = _CALL.unpack(channel.receive_next(_CALL.size, policy.transfer_timeout_s))
+        if request_bytes > policy.max_request_bytes or payload_bytes > policy.max_payload_bytes:
+            _log.warning("a task's call of %d and %d bytes was refused", request_bytes, payload_bytes)
+            return False
+        with self._in_flight.holding(request_bytes + payload_bytes):
+            deadline_s = self._clock.monotonic_s() + policy.transfer_timeout_s
+            request = channel.receive(request_bytes, deadline_s)
+            reply = self._answer(request, channel.receive(payload_bytes, deadline_s))
+        channel.send([_REPLY.pack(len(reply)), reply], self._clock.monotonic_s() + policy.transfer_timeout_s)
+        return True
+
+    def _answer(self, request: bytes, payload: bytes) -> bytes:
+        reply = _encoder.encode(self._reply(request, payload))
+        limit = self._policy.max_reply_bytes
+        if len(reply) <= limit:
+            return reply
+        message = f"The coordinator's reply would have {len(reply)} bytes; {limit} are the limit."
+        return _encoder.encode(Failure("ProtocolError", message, str(ErrorKind.RPC), "Please report it."))
+
+    def _reply(self, request: bytes, payload: bytes) -> Reply:
+        try:
+            decoded = _requests.decode(request)
+        except MALFORMED as error:
+            _log.warning("a call of a task is malformed: %s", error)
+            message = f"The coordinator was sent a request of an unknown form: {error}."
+            hint = "Do driver and executors run the same version of statelog?"
+            return Failure("ProtocolError", message, str(ErrorKind.RPC), hint)
+        try:
+            return self._handle(decoded, payload)
+        except StatelogError as error:
+            return Failure(type(error).__name__, error.message, str(error.kind), error.hint)
+        except Exception as error:
+            _log.exception("a call of a task failed")
+            message = f"The coordinator failed: {type(error).__name__}: {error}."
+            return Failure("ProtocolError", message, str(ErrorKind.RPC), "The driver's log has the traceback.")
+
+    def close(self) -> None:
+        """Stop listening; open connections stay open until their clients end."""
+        self._strangers.close(_CLOSE_TIMEOUT_S)
+
+
+class RpcClient:
+    """A connection to the driver, for one thread at a time.
+
+    With the server's `certificate`, the connection uses TLS, and no server with another one is accepted. `caller` names
+    the client in messages. Raises ProtocolError if the driver cannot be reached or does not know the secret.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        policy: RpcPolicy | None = None,
+        *,
+        certificate: bytes = b"",
+        caller: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        self._where = f"the coordinator at {host}:{port}"
+        self._policy = policy or RpcPolicy()
+        self._clock = clock or SystemClock()
+        self.process_id = os.getpid()
+        self.is_broken = False
+        self._channel = self._connect(host, port, secret, certificate, f"{caller}: " if caller else "")
+
+    def _connect(self, host: str, port: int, secret: bytes, certificate: bytes, who: str) -> Channel:
+        deadline_s = self._clock.monotonic_s() + self._policy.handshake_timeout_s
+        try:
+            connection = socket.create_connection((host, port), timeout=self._policy.handshake_timeout_s)
+        except OSError as error:
+            raise self._unreachable(who, error) from error
+        channel = Channel(connection, self._policy, self._clock)
+        try:
+            if certificate:
+                self._begin_tls(channel, certificate, deadline_s, who)
+            is_known = prove(channel, secret, deadline_s)
+        except (EOFError, OSError) as error:
+            channel.close()
+            raise self._unreachable(who, error, is_connected=True) from error
+        if not is_known:
+            channel.close()
+            raise ProtocolError(
+                f"{who}{self._where} does not know this query's secret, or is of another version of statelog.",
+                hint="Do driver and executors run the same version? Then restart the query.",
+            )
+        return channel
+
+    def _begin_tls(self, channel: Channel, certificate: bytes, deadline_s: float, who: str) -> None:
+        import ssl
+
+        from statelog.rpc.tls import connect
+
+        try:
+            channel.begin_tls(connect(certificate), deadline_s)
+        except ssl.SSLError as error:
+            channel.close()
+            is_other = isinstance(error, ssl.SSLCertVerificationError)
+            does = "has another certificate than this query's driver" if is_other else "does not answer with TLS"
+            raise ProtocolError(
+                f"{who}{self._where} {does}: {error}.",
+                hint="Another service or application has that address now, or somebody stands between. Look whose the"
+                " address is, and restart the query.",
+            ) from error
+
+    def call(self, request: Request, payload: bytes = b"") -> Reply:
+        """Send a request with its payload, and wait for the reply.
+
+        Raises the StatelogError that the call caused on the driver. Raises ProtocolError if the connection breaks or
+        the reply does not come in time; the call may have had its effect all the same.
+        """
+        policy = self._policy
+        who = request.name if isinstance(request, Tick | Ping) else request.task.name
+        encoded = _encoder.encode(request)
+        if len(encoded) > policy.max_request_bytes or len(payload) > policy.max_payload_bytes:
+            raise ProtocolError(
+                f"{who}: a call of {len(encoded)} bytes with {len(payload)} more is too large for {self._where}, which"
+                f" takes up to {policy.max_request_bytes} and {policy.max_payload_bytes}.",
+                hint="A smaller Options(inline_budget_bytes=...) has changes written to the store instead.",
+            )
+        deadline_s = self._clock.monotonic_s() + policy.call_timeout_s
+        # If this call ends early, its reply may still come; it must not be read as the reply to the next call.
+        self.is_broken = True
+        try:
+            self._channel.send([_CALL.pack(len(encoded), len(payload)), encoded, payload], deadline_s)
+            (size,) = _REPLY.unpack(self._channel.receive(_REPLY.size, deadline_s))
+            if size > policy.max_reply_bytes:
+                raise OSError(f"a reply of {size} bytes is larger than {policy.max_reply_bytes}")
+            reply: Reply = _replies.decode(self._channel.receive(size, deadline_s))
+        except (EOFError, OSError, *MALFORMED) as error:
+            self._channel.close()
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise self._late(who) from error
+            raise self._unreachable(f"{who}: ", error) from error
+        self.is_broken = False
+        if isinstance(reply, Failure):
+            raise error_from_parts(reply.error, reply.message, reply.kind, reply.hint)
+        return reply
+
+    def _late(self, who: str) -> ProtocolError:
+        return ProtocolError(
+            f"{who}: {self._where} has not answered within {self._policy.call_timeout_s:g} s.",
+            hint="The driver's log and a thread dump of it tell what it waits for: its storage, say, or a long pause."
+            " Options(driver_timeout_s=...) waits longer.",
+        )
+
+    def _unreachable(self, who: str, error: Exception, *, is_connected: bool = False) -> ProtocolError:
+        hint = (
+            "If the driver runs, set spark.statelog.coordinator.host and .port to an address that the executors reach."
+        )
+        if is_connected and isinstance(error, TimeoutError):
+            hint = (
+                "It takes connections, and does not answer as this query's driver does. Does another service have the"
+                f" port now, or an application that encrypts its calls? {hint}"
+            )
+        return ProtocolError(f"{who}{self._where} cannot be reached: {type(error).__name__}: {error}.", hint=hint)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()

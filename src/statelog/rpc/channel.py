@@ -1,0 +1,149 @@
+"""Shared by both ends of a call: limits, and a socket with deadlines, perhaps with TLS."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Final
+
+from statelog.clock import Clock
+
+if TYPE_CHECKING:  # Without encryption no worker loads OpenSSL.
+    from statelog.rpc.tls import Tls
+
+
+@dataclass(frozen=True)
+class RpcPolicy:
+    """Limits of the calls, the same at both ends."""
+
+    call_timeout_s: float = 600.0
+    """How long a client waits for a reply."""
+    handshake_timeout_s: float = 10.0
+    """How long a new connection may take to prove that it knows the secret."""
+    max_strangers: int = 256
+    """Connections without a proof at a time; one more ends the oldest."""
+    accept_backoff_s: float = 0.2
+    """How long no connection is accepted after accepting has failed, for want of file descriptors, say."""
+    transfer_timeout_s: float = 300.0
+    """How long the rest of a request may take after its first byte, or a client to take its reply."""
+    max_request_bytes: int = 64 << 20
+    max_payload_bytes: int = 1 << 30
+    """Limit of the bytes that come with a request."""
+    max_reply_bytes: int = 256 << 20
+    max_in_flight_bytes: int = 1 << 30
+    """Total of the requests that the server receives or handles at a time; a larger request is handled alone."""
+    keepalive_idle_s: int = 60
+    """After so long without traffic, probes ask whether the other end's machine is there."""
+    keepalive_interval_s: int = 10
+    keepalive_probes: int = 6
+
+
+_JOINED_BYTES: Final = 1 << 16
+_RECEIVED_BYTES: Final = 1 << 20
+_ENCRYPTED_BYTES: Final = 1 << 18
+
+
+class Channel:
+    """A connected socket whose operations have deadlines, in seconds of the monotonic clock.
+
+    They raise OSError if the connection is broken, TimeoutError after the deadline, and EOFError at the end. `tls` is
+    this end of the connection's TLS after its handshake; None if the bytes travel in clear.
+    """
+
+    def __init__(self, connection: socket.socket, policy: RpcPolicy, clock: Clock, tls: Tls | None = None) -> None:
+        self._socket = connection
+        self._clock = clock
+        self._tls = tls
+        # Together with delayed acknowledgements, Nagle's algorithm would add 40 ms to a call.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", policy.keepalive_idle_s),
+            ("TCP_KEEPINTVL", policy.keepalive_interval_s),
+            ("TCP_KEEPCNT", policy.keepalive_probes),
+        ):
+            if hasattr(socket, name):  # macOS has another name for the first.
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def begin_tls(self, tls: Tls, deadline_s: float) -> None:
+        """Shake hands as the client; raises ssl.SSLError, an OSError, if the server is another one than expected."""
+        is_complete, to_send = tls.shake_hands()
+        while not is_complete:
+            self._send_bytes(to_send, deadline_s)
+            is_complete, to_send = tls.shake_hands(self._receive_bytes(_RECEIVED_BYTES, deadline_s))
+        self._send_bytes(to_send, deadline_s)
+        self._tls = tls
+
+    def send(self, parts: Sequence[bytes], deadline_s: float) -> None:
+        """Send parts, one after the other."""
+        # Small parts joined are one packet; joining large parts would copy them.
+        for data in [b"".join(parts)] if sum(map(len, parts)) <= _JOINED_BYTES else parts:
+            for piece in [data] if self._tls is None else self._tls.encrypt(data):
+                self._send_bytes(piece, deadline_s)
+
+    def _send_bytes(self, data: bytes, deadline_s: float) -> None:
+        self._socket.settimeout(self._left_s(deadline_s))
+        self._socket.sendall(data)
+
+    def receive(self, size: int, deadline_s: float) -> bytes:
+        """Receive exactly `size` bytes; memory grows only as they arrive."""
+        received = BytesIO()
+        while received.tell() < size:
+            received.write(self._receive_some(size - received.tell(), deadline_s))
+        return received.getvalue()
+
+    def receive_next(self, size: int, timeout_s: float) -> bytes:
+        """Receive exactly `size` bytes: the first at any time, the rest within `timeout_s` after it."""
+        first = self._receive_some(size, None)
+        return first + self.receive(size - len(first), self._clock.monotonic_s() + timeout_s)
+
+    def _receive_some(self, size: int, deadline_s: float | None) -> bytes:
+        """Receive from 1 to `size` bytes."""
+        if self._tls is None:
+            return self._receive_bytes(min(size, _RECEIVED_BYTES), deadline_s)
+        while not (content := self._tls.decrypt(size)):
+            self._tls.take(self._receive_bytes(_ENCRYPTED_BYTES, deadline_s))
+        return content
+
+    def _receive_bytes(self, most: int, deadline_s: float | None) -> bytes:
+        self._socket.settimeout(None if deadline_s is None else self._left_s(deadline_s))
+        data = self._socket.recv(most)
+        if not data:
+            raise EOFError("the connection ended")
+        return data
+
+    def _left_s(self, deadline_s: float) -> float:
+        left_s = deadline_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        return left_s
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+class ByteBudget:
+    """Bounds the bytes that several threads hold at a time, in total."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def holding(self, size_bytes: int) -> Iterator[None]:
+        """Hold so many bytes, once there is room for them or nothing else is held."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held_bytes or self._held_bytes + size_bytes <= self._limit_bytes)
+            self._held_bytes += size_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held_bytes -= size_bytes
+                self._changed.notify_all()

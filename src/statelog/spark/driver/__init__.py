@@ -1,0 +1,14 @@
+"""What runs in the driver while a query does.
+
+1. The `endpoint` learns of a start from Spark before the first batch, and serves the tasks' calls. There is one per
+   driver process, for all queries.
+2. `adaptive` sets what the query's session needs, and warns of settings and sinks that lose batches.
+3. `planned_query` has the operators of a query in one start, and opens its coordinator at the first call.
+4. `query_clocks` answers the clock: does the query need a batch without data?
+5. `encryption` and `interpreter` find out how Spark encrypts its connections, and which Python runs on executors.
+
+`internals` and `executor_internals` collect the uses of Spark's private parts, each with the reason and what happens
+where a version lacks it. No other module reaches into them.
+
+Calls of tasks come in threads of the endpoint; notices of Spark come in its listener's thread.
+"""

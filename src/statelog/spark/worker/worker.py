@@ -1,0 +1,333 @@
+"""Tasks in a Python worker of Spark: their description, their surroundings, and the objects that a worker keeps."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import secrets
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql.types import StructType
+
+from statelog.clock import SystemClock
+from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
+from statelog.local.use import subtask_directory
+from statelog.log.open import open_retrying_store
+from statelog.log_fields import LogFields, set_log_fields
+from statelog.metrics import Measurements
+from statelog.options import Options
+from statelog.rpc.calls import RpcClient
+from statelog.rpc.channel import RpcPolicy
+from statelog.rpc.messages import Begun, Reply, Request, TaskId
+from statelog.shown import redact_messages
+from statelog.spark.worker.reports import with_report
+from statelog.storage import Store
+from statelog.storage.open import REGISTERED
+from statelog.storage.probe import require_shared
+from statelog.tasks.attempt import Attempt, Task, WorkerMemory
+
+HASH_COLUMN: Final = "__statelog_hash"
+SUBTASK_COLUMN: Final = "__statelog_subtask"
+TIME_COLUMN: Final = "__statelog_time_ms"
+
+_TOKEN_BYTES: Final = 4
+
+
+# ---- The description of an operator ----
+
+
+@dataclass(frozen=True)
+class DriverAddress:
+    """The driver's endpoint, as its tasks reach it."""
+
+    host: str
+    port: int
+    secret: bytes
+    certificate: bytes = b""
+    """The certificate of its TLS, in DER; empty if calls are in clear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec(ABC):
+    """The description of an operator that Spark sends to each of its tasks; picklable."""
+
+    uid: str
+    instance: str
+    parallelism: int
+    columns: list[str]
+    output_schema: StructType
+    processor: bytes
+    """The pickled processor."""
+    options: Options
+    driver: DriverAddress | None = None
+    """None in batch queries."""
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process one partition of one batch, for ``mapInArrow``.
+
+        In a stream, the last output rows follow the coordinator's reply to the ack of this subtask, and the rows have
+        the report column.
+        """
+        redact_messages(redacts=self.options.redact_keys)
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        held = [batch for batch in batches if batch.num_rows]
+        if self.driver is None:
+            return self.run_batch(held, partition)
+        read = self.read(held, partition)
+        attempt = worker_process().attempt(self, context, read.subtask)
+        set_log_fields(LogFields(self.uid, attempt.task.batch, read.subtask))
+        return with_report(self.task(attempt).run(read), self.output_schema)
+
+    @abstractmethod
+    def read(self, batches: list[pa.RecordBatch], partition: int) -> Any:
+        """The input of the task, from the rows of a partition.
+
+        The rows tell the subtask; without rows it is the partition's number. Raises ConfigurationError if the rows
+        belong to several subtasks.
+        """
+
+    @abstractmethod
+    def task(self, attempt: Attempt) -> Task:
+        """The task of an attempt."""
+
+    @abstractmethod
+    def run_batch(self, batches: list[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
+        """Process a partition of a batch query: state starts empty and is discarded afterwards."""
+
+    def require_one_subtask(self, subtasks: npt.NDArray[np.integer[Any]], partition: int) -> int:
+        """The subtask of a partition's rows; raises ConfigurationError if the rows belong to several."""
+        first = int(subtasks[0])
+        if (subtasks != first).any():
+            raise ConfigurationError(
+                f"operator '{self.uid}': partition {partition} holds rows of several subtasks.",
+                kind=ErrorKind.PARTITIONS_RENUMBERED,
+                hint="Was spark.sql.shuffle.partitions or the plan changed by another optimizer rule? Please report"
+                " it.",
+            )
+        return first
+
+
+class TaskWork(Protocol):
+    """Work on one partition of one batch; picklable."""
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take the partition's rows, for ``mapInArrow``."""
+
+
+def task_function(spec: TaskWork) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function that Spark sends to the workers.
+
+    Spark pickles it by value. It holds only bytes, so a worker that cannot import statelog can report just that.
+    """
+    pickled, stores = _dumps(spec), pickled_stores()
+
+    def run(batches: Any) -> Any:
+        import pickle
+        import sys
+
+        try:
+            task = pickle.loads(pickled)
+        except ImportError as error:
+            raise ImportError(
+                f"The Python workers run {sys.executable}, which cannot import statelog ({error})."
+                " Install statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) to the interpreter"
+                " of the environment that has it before the session is created. [worker-import]"
+            ) from error
+        from statelog.errors import note_cause
+        from statelog.spark.worker.worker import adopt_stores
+
+        try:
+            adopt_stores(stores)
+            yield from task.run(batches)
+        except Exception as error:
+            note_cause(error)
+            raise
+
+    return run
+
+
+def pickled_processor(processor: object, uid: str) -> bytes:
+    """Pickle a processor for the workers; raises ProcessorError if it cannot be pickled."""
+    try:
+        return _dumps(processor)
+    except Exception as error:
+        raise ProcessorError(
+            f"operator '{uid}': the processor {type(processor).__name__} cannot be sent to the workers:"
+            f" {type(error).__name__}: {error}.",
+            kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
+            hint="Open connections, locks and files in init() instead of in the constructor, and do not use the"
+            " SparkSession in the processor.",
+        ) from error
+
+
+def _dumps(value: object) -> bytes:
+    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
+    return data
+
+
+# ---- The worker's process ----
+
+
+class WorkerProcess:
+    """The objects that a Python worker reuses from task to task. All of them can be lost at any time."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[DriverAddress, float], RpcClient] = {}
+        self._stores: dict[tuple[str, int, float, float], Store] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._memory = WorkerMemory()
+        self._measurements = Measurements()
+        # Spark's worker collects garbage after every task; it need not visit the objects that are loaded by now.
+        gc.freeze()
+
+    def attempt(self, spec: TaskSpec, context: TaskContext, subtask: int) -> Attempt:
+        """The surroundings of a task that runs now; raises ConfigurationError outside of a micro-batch."""
+        assert spec.driver is not None
+        task = _task_id(spec, subtask, context)
+        return Attempt(
+            task=task,
+            partition=context.partitionId(),
+            parallelism=spec.parallelism,
+            options=spec.options,
+            call=self._caller(spec.driver, spec.options, task),
+            memory=self._memory,
+            local_of=partial(_local_directory, spec, task),
+            open_store=lambda location: self.open_store(location, spec.options),
+            clock=SystemClock(),
+            token=f"{task.attempt}-{secrets.token_hex(_TOKEN_BYTES)}",
+            measurements=self._measurements,
+        )
+
+    def client(self, driver: DriverAddress, options: Options, task: TaskId) -> RpcClient:
+        """The connection to the driver; a new one after a fork or a failure. `task` names the caller in messages."""
+        key = (driver, options.driver_timeout_s)
+        client = self._clients.get(key)
+        if client is None or client.process_id != os.getpid() or client.is_broken:
+            policy = RpcPolicy(call_timeout_s=options.driver_timeout_s)
+            client = RpcClient(
+                driver.host, driver.port, driver.secret, policy, certificate=driver.certificate, caller=task.name
+            )
+            self._clients[key] = client
+        return client
+
+    def _caller(self, driver: DriverAddress, options: Options, task: TaskId) -> Callable[[Request, bytes], Reply]:
+        """Make the function by which a task calls the coordinator.
+
+        After the first answer of a start, it checks that this worker sees the driver's files at the location.
+        """
+        client = self.client(driver, options, task)
+
+        def call(request: Request, payload: bytes) -> Reply:
+            reply = client.call(request, payload)
+            if (
+                isinstance(reply, Begun)
+                and reply.permit.witness
+                and (task.run_id, reply.permit.store) not in self._seen
+            ):
+                store, host = self.open_store(reply.permit.store, options), socket.gethostname()
+                require_shared(store, reply.permit.witness.name, reply.permit.witness.head, host=host, who=task.name)
+                self._seen.add((task.run_id, reply.permit.store))
+            return reply
+
+        return call
+
+    def open_store(self, location: str, options: Options) -> Store:
+        """The store of a location, with its open connections and its knowledge of earlier requests."""
+        key = (location, options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
+        if key not in self._stores:
+            self._stores[key] = open_retrying_store(location, options, SystemClock(), self._measurements)
+        return self._stores[key]
+
+
+@cache
+def worker_process() -> WorkerProcess:
+    """The shared objects of this Python worker."""
+    return WorkerProcess()
+
+
+def _task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
+    """The id of this task, from Spark; raises ConfigurationError outside of a micro-batch."""
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    run_id = context.getLocalProperty("spark.jobGroup.id")
+    if batch is None or query_id is None or run_id is None:
+        raise ConfigurationError(
+            f"operator '{spec.uid}' is part of a stream, but ran outside of a micro-batch.",
+            kind=ErrorKind.NO_BATCH_ID,
+            hint="Run its actions on the thread that Spark calls foreachBatch on, and while the batch lasts.",
+        )
+    return TaskId(query_id, run_id, spec.uid, spec.instance, int(batch), subtask, context.taskAttemptId())
+
+
+def _local_directory(spec: TaskSpec, task: TaskId, identity: str) -> Path:
+    """The directory of the local files of a subtask on this host; `identity` is its operator's."""
+    return subtask_directory(local_base(spec.options), task.query_id, identity, spec.parallelism, task.subtask)
+
+
+def local_base(options: Options) -> Path:
+    """The directory below which a host's local files are, in a Python worker."""
+    base = options.local_directory
+    return Path(base or os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir())
+
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+_adopted: Final[dict[str, bytes]] = {}
+
+
+def pickled_stores() -> dict[str, bytes]:
+    """The registered factories, pickled, by scheme; raises ConfigurationError if one cannot be pickled."""
+    pickled: dict[str, bytes] = {}
+    for scheme, factory in dict(REGISTERED).items():
+        try:
+            pickled[scheme] = cloudpickle.dumps(factory)  # type: ignore[no-untyped-call]  # no types there
+        except Exception as error:
+            raise ConfigurationError(
+                f"The factory of the scheme {scheme!r} cannot be sent to the workers: {type(error).__name__}: {error}.",
+                hint="Register a function or class of a module, and open files and connections in the store's methods.",
+            ) from error
+    return pickled
+
+
+def adopt_stores(pickled: Mapping[str, bytes]) -> None:
+    """Register the driver's factories in this Python worker; raises ConfigurationError if one cannot be loaded."""
+    for scheme, data in pickled.items():
+        if _adopted.get(scheme) == data:
+            continue
+        try:
+            factory = pickle.loads(data)
+        except Exception as error:
+            raise ConfigurationError(
+                f"The factory of the scheme {scheme!r} cannot be loaded in the Python workers:"
+                f" {type(error).__name__}: {error}.",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                hint="Install the module of the store for the workers' interpreter on every host.",
+            ) from error
+        REGISTERED[scheme] = factory
+        _adopted[scheme] = data
+
+
+def with_stores(work: Callable[[_Argument], _Result]) -> Callable[[_Argument], _Result]:
+    """The function for a Spark job, which knows the driver's stores wherever it runs."""
+    stores = pickled_stores()
+
+    def run(argument: _Argument) -> _Result:
+        adopt_stores(stores)
+        return work(argument)
+
+    return run

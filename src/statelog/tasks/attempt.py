@@ -1,0 +1,214 @@
+"""One attempt of a subtask at a batch: its surroundings, which keyed and unkeyed tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import pyarrow as pa
+
+from statelog.clock import Clock
+from statelog.errors import CorruptionError, ErrorKind, FencedError, ProtocolError, StatelogError, StorageError
+from statelog.history.restore_plan import RestorePlan
+from statelog.local.policy import MERGE_POLICY, MergePolicy
+from statelog.local.use import LocalCache, in_use, is_turn_to_remove, remove_unused
+from statelog.metrics import Measurements, Step
+from statelog.options import Options
+from statelog.rpc.messages import Acked, Begin, Begun, CheckOwner, Kept, ReadProgress, Reply, Request, TaskId
+from statelog.stopwatch import Part, Stopwatch
+from statelog.storage import Store
+from statelog.tables.open import MemoryTables
+
+_Reply = TypeVar("_Reply")
+
+
+class WorkerMemory:
+    """The state that a Python worker keeps in memory from task to task."""
+
+    def __init__(self, policy: MergePolicy = MERGE_POLICY) -> None:
+        self.tables = MemoryTables()
+        self.local = LocalCache(released=self.tables.forget, policy=policy)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The surroundings of one attempt: Spark's arguments, the worker, and the host's files."""
+
+    task: TaskId
+    partition: int
+    """Spark's partition id."""
+    parallelism: int
+    options: Options
+    call: Callable[[Request, bytes], Reply]
+    """Sends a request and its payload to the coordinator."""
+    memory: WorkerMemory
+    local_of: Callable[[str], Path]
+    """Gives the subtask's local directory, by the operator's identity."""
+    open_store: Callable[[str], Store]
+    """Opens the store of a location."""
+    clock: Clock
+    token: str
+    """Unique among all attempts."""
+    measurements: Measurements = field(default_factory=Measurements)
+
+    @cached_property
+    def stopwatch(self) -> Stopwatch:
+        """Counts the time of the attempt."""
+        return Stopwatch(self.clock)
+
+    @property
+    def file_token(self) -> str:
+        """Unique among the writers of local files; begins with the batch."""
+        return f"{self.task.batch}-{self.token}"
+
+    @contextmanager
+    def local_in_use(self, local: Path) -> Iterator[None]:
+        """Hold the local directory during the block, and then remove those that no subtask has used for long."""
+        task = self.task
+        with in_use(local, task.batch), self._fenced_first():
+            yield
+        if is_turn_to_remove(task.batch, task.subtask, self.parallelism):
+            remove_unused(local, task.batch)
+
+    @contextmanager
+    def _fenced_first(self) -> Iterator[None]:
+        """Report damage as FencedError if a newer start owns the location: it deletes what this one still reads."""
+        try:
+            yield
+        except (CorruptionError, StorageError) as error:
+            if isinstance(error, CorruptionError) or error.kind is ErrorKind.OBJECT_MISSING:
+                try:
+                    self.call(CheckOwner(self.task), b"")
+                except FencedError as fenced:
+                    raise fenced from error
+                except StatelogError:
+                    pass  # who owns it cannot be told now
+            raise
+
+    def begin(self, input_rows: int, time_ms: int | None) -> Begun | None:
+        """Ask the coordinator for the state before the batch; `time_ms` is the batch time in the rows.
+
+        None if the batch's stored checkpoint stays: then nothing is to be done.
+        """
+        with self.stopwatch.counting(Part.WAIT):
+            reply = self.call(Begin(self.task, self.partition, input_rows, time_ms), b"")
+        return None if isinstance(reply, Kept) else require_reply(reply, Begun, "begin")
+
+    def step(self, step: Step) -> None:
+        """Tell the observer that the attempt has come to a step."""
+        self.options.observer.step(step, self.task.batch, self.task.subtask)
+
+
+def require_reply(reply: Reply, kind: type[_Reply], what: str) -> _Reply:
+    """The reply, if it is one to the request that `what` names; otherwise raises ProtocolError."""
+    if not isinstance(reply, kind):
+        raise ProtocolError(f"The coordinator answered {what} with {type(reply).__name__}.")
+    return reply
+
+
+class Task(Protocol):
+    """The work of an attempt: a KeyedTask or an UnkeyedTask."""
+
+    def run(self, read: Any) -> Generator[pa.RecordBatch, None, Acked]:
+        """Process the batch, yield the output, and return the coordinator's reply to the ack."""
+
+
+_INTERVAL_S: Final = 1.0
+
+
+class Restoring:
+    """Measures the restore of an attempt, and fails it after the deadline of its options.
+
+    The coordinator is told nothing of a restore shorter than a second. `took_s` is set by :meth:`end`; `known_bytes` is
+    the size of the state that had to be fetched.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._clock = attempt.clock
+        self._name = attempt.task.name
+        self._started_s = self._clock.monotonic_s()
+        self._reported_s = self._started_s
+        self._has_reported = False
+        self._missing: list[tuple[str, int]] = []
+        self._read = 0
+        self._read_bytes = 0
+        self._table_bytes = 0
+        self._added_bytes = 0
+        self.took_s = 0.0
+        self.known_bytes = 0
+
+    def begin(self, missing: RestorePlan) -> None:
+        """Note which levels and segments have to be fetched."""
+        stored = [(run.name, run.length) for level in missing.levels for run in level.runs]
+        segments = {(one.segment.name, one.segment.offset): one.segment.length for one in missing.segments}
+        self._missing = stored + [(name, length) for (name, _), length in segments.items()]
+        self._read = self._read_bytes = 0
+        self.known_bytes += missing.length
+
+    def read(self) -> None:
+        """Note that the next of them is here; StorageError if the deadline is over and others are missing."""
+        self._read_bytes += self._missing[self._read][1] if self._read < len(self._missing) else 0
+        self._read += 1
+        now_s = self._clock.monotonic_s()
+        if self._is_over(now_s):
+            self._require_all(now_s)
+        self._tell_now_and_then(now_s)
+
+    def begin_table(self, size_bytes: int) -> None:
+        """All of them are here; now runs of so many bytes go into a table. A second call replaces the first."""
+        self._read_bytes, self._table_bytes = self.known_bytes, size_bytes
+
+    def added(self, size_bytes: int) -> None:
+        """Note how many bytes of the runs are in the table; StorageError if the deadline is over and more follow."""
+        self._added_bytes = size_bytes
+        now_s = self._clock.monotonic_s()
+        if size_bytes < self._table_bytes and self._is_over(now_s):
+            raise StorageError(
+                f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: its runs are here, and"
+                f" {self._added_bytes / 1e6:.1f} of their {self._table_bytes / 1e6:.1f} MB are in its table.",
+                kind=ErrorKind.RESTORE_DEADLINE,
+                hint="Is the local disk slow? Options(restore_deadline_s=...) says how long it may take;"
+                " Options(table='runs') needs no table besides the runs.",
+            )
+        self._tell_now_and_then(now_s)
+
+    def _is_over(self, now_s: float) -> bool:
+        deadline_s = self._attempt.options.restore_deadline_s
+        return deadline_s is not None and now_s - self._started_s > deadline_s
+
+    def _require_all(self, now_s: float) -> None:
+        """The deadline is over: fail if anything is missing."""
+        left = self._missing[self._read :]
+        if left:
+            missing_mb = sum(length for _, length in left) / 1e6
+            raise StorageError(
+                f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: of"
+                f" {self.known_bytes / 1e6:.1f} MB in {len(self._missing)} pieces, {missing_mb:.1f} MB in {len(left)}"
+                f" pieces are missing, the next one in {left[0][0]}.",
+                kind=ErrorKind.RESTORE_DEADLINE,
+                hint="Is the storage slow? Options(restore_deadline_s=...) says how long it may take, and"
+                " Options(replay_budget_s=..., materialization_interval_s=...) how much there is to read.",
+            )
+
+    def end(self) -> None:
+        """Note that the state can be read."""
+        now_s = self._clock.monotonic_s()
+        self.took_s = now_s - self._started_s
+        if self._has_reported:
+            self._read_bytes, self._added_bytes = self.known_bytes, self._table_bytes
+            self._tell(now_s)
+
+    def _tell_now_and_then(self, now_s: float) -> None:
+        if now_s - self._reported_s >= _INTERVAL_S:
+            self._tell(now_s)
+
+    def _tell(self, now_s: float) -> None:
+        self._reported_s, self._has_reported = now_s, True
+        done_bytes = min(self._read_bytes, self.known_bytes) + self._added_bytes
+        progress = ReadProgress(self._attempt.task, done_bytes, self.known_bytes + self._table_bytes)
+        self._attempt.call(progress, b"")

@@ -1,0 +1,64 @@
+"""The group of all commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from statelog.errors import StatelogError
+from statelog.tools.cli import query_commands, state_commands
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+def commands() -> None:
+    """Look at the state of PySpark streaming queries; copy, restore and repair it."""
+
+
+for _command in (
+    query_commands.doctor,
+    state_commands.ls,
+    state_commands.show,
+    state_commands.get,
+    state_commands.scan,
+    state_commands.changes,
+    state_commands.history,
+    state_commands.diff,
+    state_commands.export,
+    state_commands.stats,
+    query_commands.verify,
+    state_commands.compare,
+    query_commands.report,
+    query_commands.ui,
+    query_commands.pin,
+    query_commands.pins,
+    query_commands.unpin,
+    query_commands.savepoint,
+    query_commands.restore,
+    query_commands.branch,
+    query_commands.migrate,
+    query_commands.rewind,
+    query_commands.fall_back,
+    query_commands.forget,
+    query_commands.rename,
+    query_commands.gc,
+):
+    commands.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns 0 if it worked, 1 if it failed with a message, 2 if its arguments are wrong."""
+    try:
+        code = commands.main(args=arguments, prog_name="statelog", standalone_mode=False)
+    except StatelogError as error:
+        print(f"statelog: {error}", file=sys.stderr)
+        return 1
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        return 0  # whoever reads has seen enough
+    return code or 0

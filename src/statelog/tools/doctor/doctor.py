@@ -1,0 +1,201 @@
+"""The public function, and the same in a session that the command makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from statelog.clock import SystemClock
+from statelog.errors import StatelogError
+from statelog.log.open import open_retrying_store
+from statelog.metrics import Measurements
+from statelog.numbers import checked_seconds
+from statelog.options import Options
+from statelog.spark.driver import internals
+from statelog.spark.driver.endpoint import require_endpoint
+from statelog.spark.driver.interpreter import check_interpreter
+from statelog.spark.plan.checks import check_options, checked_location
+from statelog.spark.worker.worker import DriverAddress, pickled_stores
+from statelog.storage import Store
+from statelog.tools.doctor import location as places
+from statelog.tools.doctor.executor_work import STUCK_STORE, ExecutorWork, executor_function
+from statelog.tools.doctor.executors import Executors
+from statelog.tools.doctor.finding import DRIVER, START_CHECKS, Check, Finding, Findings, Place, run_limited
+from statelog.tools.doctor.settings import NO_DATA, make_session, setting_findings, stop_session
+from statelog.tools.doctor.versions import Installed, package_findings, requirements, spark_findings, teller
+
+_NO_SESSION: Final = (
+    "Call doctor where queries are built, after SparkSession.builder...getOrCreate(); or run"
+    " python -m statelog doctor LOCATION."
+)
+
+
+def doctor(location: str | Path, *, options: Options | None = None, timeout_s: float = 60.0) -> list[Finding]:
+    """Check that stateful queries can run here: on the active session's driver and executors, with state at a location.
+
+    A small Spark job on every executor compares versions and clocks, connects to the driver's port as tasks do, and
+    writes to, reads and lists the location from everywhere. Everything written is below ``probe/doctor-...`` in the
+    location, and is removed again. Running queries are not disturbed.
+
+    Parameters
+    ----------
+    location : str or Path
+        Where state is to be: a checkpointLocation, or the location for operators. A missing directory is made for the
+        time of the check.
+    options : Options, optional
+        The operators' options, of which ``local_directory``, ``table`` and those of uploads are checked.
+    timeout_s : float
+        Time limit of each check, in seconds; the start of executors may take five times as long. A check that takes
+        longer is a finding.
+
+    Returns
+    -------
+    list of Finding
+        The findings: of the driver first, then of each executor.
+
+    Raises
+    ------
+    ConfigurationError
+        If an argument other than the location is wrong. All else that fails is a finding.
+
+    Examples
+    --------
+    >>> for finding in statelog.doctor("s3://bucket/clicks"):  # doctest: +SKIP
+    ...     if finding.level != "ok":
+    ...         print(finding.check, finding.where, finding.host, finding.found, finding.remedy)
+    """
+    diagnosis = _Diagnosis(location, options, timeout_s)
+    session = SparkSession.getActiveSession()
+    if session is None:
+        told = diagnosis.place.error(
+            "session", "There is no active Spark session: executors are not checked.", _NO_SESSION
+        )
+        return [told, *diagnosis.run(None)]
+    return diagnosis.run(session)
+
+
+def doctor_in_own_session(
+    location: str | Path, *, master: str | None, conf: Mapping[str, str], timeout_s: float
+) -> list[Finding]:
+    """The same as :func:`doctor`, in a session with these settings that ends with the call."""
+    if SparkSession.getActiveSession() is not None:
+        return doctor(location, timeout_s=timeout_s)
+    diagnosis = _Diagnosis(location, None, timeout_s)
+    session, found = make_session(master, conf, diagnosis.place, START_CHECKS * timeout_s)
+    try:
+        return found + diagnosis.run(session)
+    finally:
+        if session is not None:
+            stop_session(session, diagnosis.place)
+
+
+class _Diagnosis:
+    """The checks of one call, in their order."""
+
+    def __init__(self, location: str | Path, options: Options | None, timeout_s: float) -> None:
+        self._options = Options() if options is None else options
+        check_options(self._options)
+        self._location = location
+        self._timeout_s = checked_seconds(timeout_s, "timeout_s", is_positive=True)
+        self._installed = Installed(**teller()())
+        self.place = Place(DRIVER, self._installed.host)
+
+    def run(self, session: SparkSession | None) -> list[Finding]:
+        """Make all checks; without a session only those of the driver's process."""
+        findings = list(package_findings(self._installed, self.place, None, requirements(), self._options.table))
+        if session is not None and not internals.is_classic(session):
+            findings.append(
+                self.place.error(
+                    "session",
+                    "statelog does not run on Spark Connect.",
+                    "Use a classic session, made by SparkSession.builder in the driver.",
+                )
+            )
+            session = None
+        if session is not None:
+            findings += self._limited("settings", partial(_of_settings, session, self.place))
+        try:
+            store = self._open()
+        except StatelogError as error:
+            findings.append(self.place.failed(places.CHECK, error))
+            return findings + self._of_executors(session, None, None)
+        return findings + self._of_location(session, store)
+
+    def _open(self) -> tuple[Store, places.Probe]:
+        location = checked_location(self._location or "")
+        assert location is not None
+        opened = open_retrying_store(location, self._options, SystemClock(), Measurements()).own
+        return opened, places.new_probe(location)
+
+    def _of_location(self, session: SparkSession | None, opened: tuple[Store, places.Probe]) -> list[Finding]:
+        store, probe = opened
+        traces = places.Traces()
+        findings: list[Finding] = []
+        try:
+            findings += self._limited(
+                places.CHECK, lambda: places.check_from_driver(store, probe, self.place, SystemClock(), traces)
+            )
+            is_fit = all(finding.level != "error" for finding in findings)
+            findings += self._of_executors(session, store, probe if is_fit else None)
+        finally:
+            findings += self._limited(places.CHECK, lambda: places.remove_probe(store, probe, self.place, traces))
+            store.close()
+        return findings
+
+    def _of_executors(
+        self, session: SparkSession | None, store: Store | None, probe: places.Probe | None
+    ) -> list[Finding]:
+        """Make the checks that need Spark; those of the location only with a probe, which the store has."""
+        if session is None:
+            return []
+        findings = self._limited("python", partial(_of_interpreter, session))
+        addresses: list[DriverAddress] = []
+        findings += self._limited("driver-port", partial(_of_endpoint, session, addresses))
+        try:
+            stores = pickled_stores()
+        except StatelogError as error:
+            findings.append(self.place.failed(places.CHECK, error))
+            probe, stores = None, {}
+        if any(finding.level == "error" for finding in findings if finding.check == "python"):
+            return findings
+        work = ExecutorWork(addresses[0] if addresses else None, probe, self._options, self._timeout_s, stores)
+        try:
+            executors = Executors(session, executor_function(work), self._installed, self._options.table)
+            reports = executors.ask(self._timeout_s)
+        except Exception as error:  # the session has ended meanwhile, say
+            return [*findings, self.place.failed("executors", error)]
+        findings += reports.findings
+        if store is not None and probe is not None:
+            findings += self._limited(
+                places.SHARED, lambda: places.check_marks(store, probe, self.place, reports.marks)
+            )
+        return findings
+
+    def _limited(self, name: str, run: Callable[[], Findings]) -> list[Finding]:
+        return run_limited([Check(name, self.place, run, STUCK_STORE)], self._timeout_s)
+
+
+def _of_interpreter(session: SparkSession) -> Findings:
+    """Ask the interpreter of a local master's workers; errors become findings."""
+    check_interpreter(session)
+    yield from ()
+
+
+def _of_endpoint(session: SparkSession, addresses: list[DriverAddress]) -> Findings:
+    """Note the address of the endpoint of this process, which is opened if no query has opened it."""
+    host, endpoint = require_endpoint(session)
+    addresses.append(DriverAddress(host, endpoint.port, endpoint.secret, endpoint.certificate))
+    yield from ()
+
+
+def _of_settings(session: SparkSession, place: Place) -> Findings:
+    """Judge Spark's version, and the settings of the application and of its session."""
+    yield from spark_findings(session.version, pyspark.__version__, place)
+    conf = dict(session.sparkContext.getConf().getAll())
+    no_data = session.conf.get(NO_DATA, None)
+    yield from setting_findings(conf if no_data is None else {**conf, NO_DATA: no_data}, place)

@@ -1,0 +1,164 @@
+"""Judges the Spark settings of an application."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from statelog.errors import ConfigurationError
+from statelog.spark.driver import internals
+from statelog.spark.driver.encryption import AES, AUTHENTICATE, RPC_SSL, SASL, encrypts_traffic, is_on
+from statelog.spark.plan.placement import may_have_several_executors, what_moves_subtasks
+from statelog.tools.doctor.finding import Check, Finding, Findings, Place, run_limited
+
+_SPECULATION: Final = "spark.speculation"
+_DYNAMIC: Final = "spark.dynamicAllocation.enabled"
+_CACHED_IDLE: Final = "spark.dynamicAllocation.cachedExecutorIdleTimeout"
+NO_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+_CLEAR: Final = (
+    "the traffic between driver and executors is in clear: whoever reads it can read rows and changes of state, and the"
+    " secret by which tasks call the driver"
+)
+_ENCRYPT: Final = (
+    f"Set {AUTHENTICATE} and {AES} to true, or {RPC_SSL} with its keys: then tasks call the driver with TLS."
+)
+_IO: Final = "spark.io.encryption.enabled"
+_WEB: Final = "spark.ssl.enabled"
+_FALLBACK: Final = "spark.network.crypto.saslFallback"
+_TRUST: Final = ("spark.ssl.rpc.trustStore", "spark.ssl.trustStore")
+
+
+def setting_findings(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
+    """What the settings of an application, and of its session, mean for stateful operators."""
+    yield from _of_placement(conf, place)
+    if not is_on(conf, NO_DATA, default=True):
+        yield place.warning(
+            "settings",
+            f"{NO_DATA} is false: timers and windows of event time wait for the next data.",
+            f"Remove {NO_DATA}, unless this is meant.",
+        )
+    yield from _of_encryption(conf, place)
+
+
+def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
+    if is_on(conf, _SPECULATION):
+        yield place.error(
+            "placement",
+            f"{_SPECULATION} is on, and stateful operators refuse to start: two attempts would run side by side.",
+            f"Set {_SPECULATION} to false.",
+        )
+    if not may_have_several_executors(conf):
+        yield place.ok("placement", "There is one executor, so subtasks cannot move.")
+        return
+    cause = what_moves_subtasks(conf)
+    if cause:
+        yield place.warning(
+            "placement",
+            f"Subtasks will not stay on their executors, and fetch state again and again, because {cause}.",
+            "Give SparkSession.builder.config(map=statelog.spark_conf()) before the session is created, and leave"
+            " spark.locality.wait at 3s; see docs/placement.md.",
+        )
+    else:
+        yield place.ok("placement", "Spark's settings let subtasks stay on their executors.")
+    if is_on(conf, _DYNAMIC) and _CACHED_IDLE in conf:
+        yield place.warning(
+            "placement",
+            f"{_CACHED_IDLE} is {conf[_CACHED_IDLE]}: Spark may remove executors that have subtasks, which then fetch"
+            " their state elsewhere.",
+            f"Remove {_CACHED_IDLE}: it is infinite by default.",
+        )
+
+
+def _of_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
+    try:
+        is_encrypted = encrypts_traffic(conf)
+    except ConfigurationError as error:
+        yield place.failed("encryption", error)
+        return
+    if is_encrypted:
+        yield place.ok("encryption", "Tasks call the driver with TLS, since Spark encrypts its traffic.")
+        yield from _of_weak_encryption(conf, place)
+    else:
+        told = {AUTHENTICATE: "proves who is who, but does not encrypt", _WEB: "is for Spark's web pages alone"}
+        for name in (name for name in told if is_on(conf, name)):
+            yield place.warning("encryption", f"{name} {told[name]}: {_CLEAR}.", _ENCRYPT)
+    if is_on(conf, _IO):
+        yield place.warning(
+            "encryption",
+            f"{_IO} is on, but it covers Spark's own files only: the objects of the location are in clear, and"
+            " operators refuse to start unless their options accept plain local copies of state on the executors'"
+            " disks.",
+            "Set Options(plain_local_files=True), and encrypt the disks of the executors and the location.",
+        )
+    elif not any(is_on(conf, name) for name in (RPC_SSL, AES, SASL, AUTHENTICATE, _WEB)):
+        yield place.ok("encryption", "No setting asks for encryption.")
+
+
+def _of_weak_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
+    """Ways in which somebody who changes Spark's traffic can come to read it, and the secret of the calls in it."""
+    if is_on(conf, RPC_SSL):
+        if not any(conf.get(name) for name in _TRUST):
+            yield place.warning(
+                "encryption",
+                f"{_TRUST[0]} is not set, so Spark takes any certificate: somebody between driver and executors can"
+                " read its traffic, and with it the secret of the tasks' calls.",
+                f"Set {_TRUST[0]}.",
+            )
+    elif is_on(conf, AES) and not is_on(conf, SASL) and is_on(conf, _FALLBACK, default=True):
+        yield place.warning(
+            "encryption",
+            f"{_FALLBACK} is on, so Spark goes on in clear if the start of a connection is disturbed: somebody between"
+            " driver and executors can read its traffic, and with it the secret of the tasks' calls.",
+            f"Set {_FALLBACK} to false.",
+        )
+
+
+CHECK: Final = "session"
+
+_STUCK: Final = (
+    "Is the master's address right and its service running? Does the resource manager have room for the application? A"
+    " longer time limit waits longer."
+)
+_FAILED: Final = (
+    "The lines above from Spark have the reason. Is the master right, and each setting? Does JAVA_HOME name Java 17 or"
+    " later?"
+)
+_END_S: Final = 20.0
+_LONGEST: Final = 400
+
+
+def make_session(
+    master: str | None, conf: Mapping[str, str], place: Place, timeout_s: float
+) -> tuple[SparkSession | None, list[Finding]]:
+    """Make a session with these settings; without a master Spark takes that of its configuration, or ``local[*]``.
+
+    Without a session there is a finding that tells why.
+    """
+    made: list[SparkSession] = []
+
+    def make() -> Findings:
+        settings: dict[str, Any] = {"spark.ui.showConsoleProgress": "false", **conf}
+        builder = SparkSession.builder.appName("statelog doctor").config(map=settings)
+        try:
+            made.append((builder.master(master) if master else builder).getOrCreate())
+        except Exception as error:
+            reason = " ".join(str(error).split())[:_LONGEST]
+            yield place.error(CHECK, f"There is no Spark session: {type(error).__name__}: {reason}", _FAILED)
+
+    found = run_limited([Check(CHECK, place, make, _STUCK, internals.kill_jvm)], timeout_s)
+    return (None if found else made[0]), found
+
+
+def stop_session(session: SparkSession, place: Place) -> None:
+    """End a session with its application."""
+
+    def stop() -> Findings:
+        with suppress(Exception):
+            session.stop()
+        yield from ()
+
+    run_limited([Check(CHECK, place, stop, "", internals.kill_jvm)], _END_S)
