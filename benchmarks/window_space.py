@@ -61,9 +61,9 @@ class WindowSide(BatchSide):
         )
         windows = statelog.SlidingWindows(self.window_batches * 1000, self.slide_batches * 1000)
         return (
-            statelog.key_by(rows, "key")
+            statelog.key_by(rows, "key", parallelism=self.parallelism, options=options)
             .window(windows)
-            .process(CountWindowRows(), "key long, n long, bytes long", parallelism=self.parallelism, options=options)
+            .process(CountWindowRows(), "key long, n long, bytes long")
         )
 
     def checks(self) -> list[Column]:

@@ -45,7 +45,7 @@ def example(spark: SparkSession, folder: Path) -> pd.DataFrame:
     deliveries = read_batches(spark, folder / "deliveries", "id string, at timestamp, cents long")
     deliveries = deliveries.withWatermark("at", f"{DELAY_MIN} minutes")
     options = statelog.Options(retained_checkpoints=BATCHES + 2)  # so that the state after each batch can be read below
-    events = run(statelog.key_by(deliveries, "id").dedup(withinWatermark=True, options=options), folder)
+    events = run(statelog.key_by(deliveries, "id", options=options).dedup(within_watermark=True), folder)
 
     assert events.id.is_unique
     passed = events.groupby("batch").cents.agg(["size", "sum"])

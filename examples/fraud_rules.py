@@ -125,15 +125,9 @@ def judge(spark: SparkSession, folder: Path, options: statelog.Options | None = 
     judged = statelog.process(
         payments, ApplyRules(), "card string, at timestamp, kind string, within_s long", broadcast=rules, uid="rules"
     )
-    return statelog.key_by(judged, "card").transformWithState(
-        Judge(),
-        VERDICT,
-        outputMode="append",
-        timeMode="EventTime",
-        uid="cards",
-        watermark=statelog.Watermark("at", DELAY_S * 1000),
-        options=options,
-    )
+    return statelog.key_by(
+        judged, "card", uid="cards", watermark=statelog.Watermark("at", DELAY_S * 1000), options=options
+    ).transformWithState(Judge(), VERDICT, outputMode="append", timeMode="EventTime")
 
 
 def example(spark: SparkSession, folder: Path) -> pd.DataFrame:

@@ -49,9 +49,9 @@ def example(spark: SparkSession, folder: Path) -> pd.DataFrame:
     sales = read_batches(spark, folder / "sales", "product string, at timestamp, cents long")
     sales = sales.withWatermark("at", f"{DELAY_MIN} minutes")
     windows = statelog.SlidingWindows(SIZE_MIN * 60_000, SLIDE_MIN * 60_000)
-    sums = statelog.key_by(sales, "product").window(windows).agg(statelog.Sum("cents").alias("cents"), uid="sums")
+    sums = statelog.key_by(sales, "product", uid="sums").window(windows).agg(statelog.Sum("cents").alias("cents"))
     # A window's ranking is never needed again, so its state may go when the next batch comes.
-    ranking = statelog.key_by(sums, "window_end").top(TOP, by="cents", ttl=1, uid="ranking")
+    ranking = statelog.key_by(sums, "window_end", uid="ranking").top(TOP, by="cents", ttl=1)
     best = run(ranking.select("window_end", "rank", "product", "cents"), folder)
     return best.sort_values(["window_end", "rank"], ignore_index=True)
 

@@ -89,14 +89,9 @@ def main(
     spark.streams.addListener(BatchListener(telemetry))
 
     stream = spark.readStream.schema(FLIGHT_SCHEMA).option("maxFilesPerTrigger", files_per_batch).parquet(flights)
-    changed = statelog.key_by(stream, "tailnum").transformWithState(
-        AircraftHistory(),
-        HISTORY_SCHEMA,
-        outputMode="update",
-        timeMode="None",
-        parallelism=parallelism,
-        options=statelog.Options(observer=Telemetry(telemetry)),
-    )
+    changed = statelog.key_by(
+        stream, "tailnum", parallelism=parallelism, options=statelog.Options(observer=Telemetry(telemetry))
+    ).transformWithState(AircraftHistory(), HISTORY_SCHEMA, outputMode="update", timeMode="None")
 
     def write(rows: DataFrame, batch: int) -> None:
         # A batch that is repeated after a crash replaces what it had written.

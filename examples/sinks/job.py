@@ -70,8 +70,8 @@ def start_query(
 ) -> StreamingQuery:
     """Start the query on a folder of payments, a file per batch; it ends where the files do, or never."""
     payments = spark.readStream.schema(PAYMENTS).option("maxFilesPerTrigger", 1).json(str(folder))
-    totals = statelog.key_by(payments, "account").transformWithState(
-        processor or RunningTotal(), TOTALS, "append", "None", parallelism=parallelism
+    totals = statelog.key_by(payments, "account", parallelism=parallelism).transformWithState(
+        processor or RunningTotal(), TOTALS, "append", "None"
     )
     writer = totals.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
     return (writer.trigger(availableNow=True) if until_end else writer).start()

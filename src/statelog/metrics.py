@@ -267,7 +267,7 @@ class CheckpointMetrics:
     revision: int = _number("How often a later attempt with another result replaced an earlier one.")
     parallelism: int = _number("Subtasks.")
     input_rows: int = _number("Rows read.", "rows", adds_up=True)
-    late_rows: int = _number("Late rows read, dropped or returned in a `lateColumn`.", "rows", adds_up=True)
+    late_rows: int = _number("Late rows read, dropped or returned in a `late_column`.", "rows", adds_up=True)
     watermark_ms: int = _number("The watermark of the batch, since the Unix epoch.", "milliseconds")
     changes: int = _number("Changes of state that were logged.", adds_up=True)
     changed_bytes: int = _number("Stored size of the changesets.", "bytes", adds_up=True)

@@ -248,16 +248,9 @@ class Job:
         output: str = LEDGER,
     ) -> DataFrame:
         """The operator's output."""
-        return statelog.key_by(self.read(session), *keys).transformWithState(
-            processor or Ledger(),
-            output,
-            "update",
-            "None",
-            uid=self.uid,
-            location=self.location,
-            parallelism=parallelism,
-            options=options,
-        )
+        return statelog.key_by(
+            self.read(session), *keys, uid=self.uid, location=self.location, parallelism=parallelism, options=options
+        ).transformWithState(processor or Ledger(), output, "update", "None")
 
     def start(self, df: DataFrame, for_each_batch: ForEachBatch | None = None) -> StreamingQuery:
         """Start a query over all input that is there."""

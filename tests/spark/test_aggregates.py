@@ -101,7 +101,7 @@ def test_values_and_types_are_those_of_spark(spark: SparkSession, keys: list[str
     for column in keys:
         pairs = {name: pair for name, pair in pairs.items() if not name.endswith(f"_{column}")}
     aggregates = [one.alias(name) for name, (one, _) in pairs.items()]
-    own = statelog.key_by(df, *keys).agg(*aggregates, combine=combines, parallelism=2)
+    own = statelog.key_by(df, *keys, parallelism=2).agg(*aggregates, combine=combines)
     spark_own = df.groupBy(*keys).agg(*[column.alias(name) for name, (_, column) in pairs.items()])
     assert [(field.name, field.dataType.simpleString()) for field in own.schema] == [
         (field.name, field.dataType.simpleString()) for field in spark_own.schema
@@ -118,7 +118,7 @@ def test_overflow_is_that_of_the_ansi_mode(spark: SparkSession, kind: str) -> No
     try:
         for ansi in ("false", "true"):
             spark.conf.set("spark.sql.ansi.enabled", ansi)
-            own = statelog.key_by(df, "k").agg(total=statelog.Sum("n"), combine=True, parallelism=2)
+            own = statelog.key_by(df, "k", parallelism=2).agg(total=statelog.Sum("n"), combine=True)
             if ansi == "false":
                 assert _rows(own) == _rows(df.groupBy("k").agg(F.sum("n").alias("total")))
                 continue
@@ -170,8 +170,8 @@ def test_a_stream_by_time_returns_what_spark_returns(spark: SparkSession, tmp_pa
     for start in range(2):
         add_json(tmp_path / "input", [_events(2 * start), _events(2 * start + 1)])
         stream = _stream(spark, tmp_path)
-        own = statelog.key_by(stream, "user", "time").agg(
-            rows=statelog.Count(), total=statelog.Sum("n"), outputMode=mode, combine=start == 0, parallelism=2 + start
+        own = statelog.key_by(stream, "user", "time", parallelism=2 + start).agg(
+            rows=statelog.Count(), total=statelog.Sum("n"), outputMode=mode, combine=start == 0
         )
         grouped = stream.groupBy("user", "time").agg(F.count("*").alias("rows"), F.sum("n").alias("total"))
         found += _run(own, tmp_path / "own", mode)
@@ -182,8 +182,8 @@ def test_a_stream_by_time_returns_what_spark_returns(spark: SparkSession, tmp_pa
 
 def test_a_key_is_returned_once_when_its_time_is_over(spark: SparkSession, tmp_path: Path) -> None:
     add_json(tmp_path / "input", [_events(batch) for batch in range(4)])
-    own = statelog.key_by(_stream(spark, tmp_path), "user").agg(
-        statelog.Count(), outputMode="append", ttl=Ttl(5_000, "event"), combine=True, parallelism=2
+    own = statelog.key_by(_stream(spark, tmp_path), "user", parallelism=2).agg(
+        statelog.Count(), outputMode="append", ttl=Ttl(5_000, "event"), combine=True
     )
     assert _run(own, tmp_path, "append") == []
     late = [{"user": "z", "time": datetime.datetime(2026, 1, 2, tzinfo=UTC).isoformat(), "n": 0}]
@@ -215,7 +215,7 @@ def test_rows_of_keys(spark: SparkSession, tmp_path: Path) -> None:
         by_user, by_row = statelog.key_by(stream, "user"), statelog.key_by(stream, "user", "n")
         for name, df in {
             "dedup": by_user.dedup(parallelism=1 + start),
-            "within": by_row.dedup(withinWatermark=True, parallelism=1 + start),
+            "within": by_row.dedup(within_watermark=True, parallelism=1 + start),
             "latest": by_user.latest("n", combine=True, parallelism=1 + start),
             "top": by_user.top(2, "n", combine=True, parallelism=1 + start),
         }.items():
@@ -269,6 +269,6 @@ def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Pat
     with pytest.raises(ConfigurationError, match="cannot be combined before the shuffle"):
         by_user.agg(total, combine=True, watermark=Watermark("time", max_ahead=1))
     with pytest.raises(ConfigurationError, match="the ttl is the watermark's delay"):
-        by_user.dedup(1000, withinWatermark=True)
-    with pytest.raises(ConfigurationError, match="withinWatermark needs a watermark"):
-        statelog.key_by(spark.readStream.schema("user string").json(str(tmp_path)), "user").dedup(withinWatermark=True)
+        by_user.dedup(1000, within_watermark=True)
+    with pytest.raises(ConfigurationError, match="within_watermark needs a watermark"):
+        statelog.key_by(spark.readStream.schema("user string").json(str(tmp_path)), "user").dedup(within_watermark=True)

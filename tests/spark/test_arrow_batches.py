@@ -97,7 +97,7 @@ def test_a_query_keeps_the_limit_unless_its_rows_are_of_fixed_size(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
     source, expected = INPUTS[name]
-    counts = statelog.key_by(source(spark), "key").agg(n=statelog.Count(), parallelism=1)
+    counts = statelog.key_by(source(spark), "key", parallelism=1).agg(n=statelog.Count())
     with _running(_writer(counts, tmp_path)) as query:
         assert internals.own(query, LIMIT, UNSET) == expected
     assert spark.conf.get(LIMIT, UNSET) == UNSET, "only the query's own session changes"
@@ -110,7 +110,7 @@ def test_a_function_of_each_batch_keeps_the_limit(spark: SparkSession, tmp_path:
     def note(batch: DataFrame, _: int) -> None:
         limits.append(batch.sparkSession.conf.get(LIMIT, UNSET) or "")
 
-    counts = statelog.key_by(_numbers(spark), "key").agg(n=statelog.Count(), parallelism=1)
+    counts = statelog.key_by(_numbers(spark), "key", parallelism=1).agg(n=statelog.Count())
     writer = counts.writeStream.outputMode("update").foreachBatch(note)
     with _running(writer.option("checkpointLocation", str(tmp_path))):
         assert limits[0] == UNSET
@@ -136,7 +136,7 @@ class _NowhereWriter(DataSourceStreamWriter):
 
 def test_a_sink_in_python_keeps_the_limit(spark: SparkSession, tmp_path: Path) -> None:
     spark.dataSource.register(_Nowhere)
-    firsts = statelog.key_by(_numbers(spark), "key").dedup(parallelism=1)
+    firsts = statelog.key_by(_numbers(spark), "key", parallelism=1).dedup()
     with _running(_writer(firsts, tmp_path).format("nowhere").outputMode("append")) as query:
         assert internals.own(query, LIMIT, UNSET) == UNSET
 
@@ -144,7 +144,7 @@ def test_a_sink_in_python_keeps_the_limit(spark: SparkSession, tmp_path: Path) -
 def test_a_limit_that_the_user_has_set_stays(spark: SparkSession, tmp_path: Path) -> None:
     spark.conf.set(LIMIT, "1000000")
     try:
-        counts = statelog.key_by(_numbers(spark), "key").agg(n=statelog.Count(), parallelism=1)
+        counts = statelog.key_by(_numbers(spark), "key", parallelism=1).agg(n=statelog.Count())
         with _running(_writer(counts, tmp_path)) as query:
             assert internals.own(query, LIMIT, UNSET) == "1000000"
     finally:

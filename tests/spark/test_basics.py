@@ -154,8 +154,8 @@ def test_equal_keys_share_their_state_and_others_do_not(spark: SparkSession, tmp
         table = pa.Table.from_pylist([dict(zip(names, key, strict=True)) for key in rows], schema=schema)
         pq.write_table(table, job.input / f"{number}.parquet")
         stream = spark.readStream.schema(spark.read.parquet(str(job.input)).schema).parquet(str(job.input))
-        df = statelog.key_by(stream, *names).transformWithState(
-            Counts(), "key string, count long", "update", "None", parallelism=parallelism
+        df = statelog.key_by(stream, *names, parallelism=parallelism).transformWithState(
+            Counts(), "key string, count long", "update", "None"
         )
         job.run(df)
         counts.update(show(key) for key in rows)
@@ -200,8 +200,8 @@ def test_a_batch_dataframe_starts_empty_and_keeps_nothing(spark: SparkSession, t
     rows = spark.read.schema(job.read(spark).schema).json(str(job.input))
     location = tmp_path / "state"
     for parallelism in (1, 3, None):
-        df = statelog.key_by(rows, "user").transformWithState(
-            Ledger(), LEDGER, "update", "None", parallelism=parallelism, location=str(location)
+        df = statelog.key_by(rows, "user", parallelism=parallelism, location=str(location)).transformWithState(
+            Ledger(), LEDGER, "update", "None"
         )
         assert sorted(list(row) for row in df.collect()) == ledger_model(orders)[0]
     assert not location.exists()
@@ -224,8 +224,8 @@ class Tags(StatefulProcessor):
 
 def test_columns_may_have_any_name(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(1, "x"), (2, "y"), (1, "z")], ["a.b", "odd`name"])
-    df = statelog.key_by(rows, "`a.b`").transformWithState(
-        Tags(), "key long, tags array<string>, count long", "update", "None", parallelism=2
+    df = statelog.key_by(rows, "`a.b`", parallelism=2).transformWithState(
+        Tags(), "key long, tags array<string>, count long", "update", "None"
     )
     assert sorted(tuple(row) for row in df.collect()) == [(1, ["x", "z"], 2), (2, ["y"], 1)]
 
@@ -235,8 +235,8 @@ def test_two_chained_operators(spark: SparkSession, tmp_path: Path) -> None:
 
     def plan(first: int, second: int) -> DataFrame:
         users = job.ledger(spark, first)
-        return statelog.key_by(users, "items").transformWithState(
-            Counts(), "key string, count long", "update", "None", uid="baskets", parallelism=second
+        return statelog.key_by(users, "items", uid="baskets", parallelism=second).transformWithState(
+            Counts(), "key string, count long", "update", "None"
         )
 
     for leg, parallelism in enumerate((2, 3)):
@@ -255,8 +255,8 @@ def test_two_operators_side_by_side(spark: SparkSession, tmp_path: Path) -> None
     job = Job(tmp_path, uid="users")
 
     def plan(parallelism: int) -> DataFrame:
-        items = statelog.key_by(job.read(spark), "item").transformWithState(
-            Counts(), "key string, count long", "update", "None", uid="items", parallelism=2
+        items = statelog.key_by(job.read(spark), "item", uid="items", parallelism=2).transformWithState(
+            Counts(), "key string, count long", "update", "None"
         )
         users = job.ledger(spark, parallelism).selectExpr("user AS key", "count")
         return users.repartition(2).union(items.repartition(2))

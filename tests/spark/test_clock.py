@@ -112,17 +112,9 @@ def reminders(
     if rows is None:
         rows = read(job, spark)
         rows = rows if watermark else rows.withWatermark("at", "5 seconds")
-    return statelog.key_by(rows, "user").transformWithState(
-        Remind(),
-        "user string, at timestamp",
-        "append",
-        "EventTime",
-        eventTimeColumnName="at",
-        uid=uid,
-        parallelism=2,
-        options=options,
-        watermark=watermark,
-    )
+    return statelog.key_by(
+        rows, "user", uid=uid, parallelism=2, options=options, watermark=watermark
+    ).transformWithState(Remind(), "user string, at timestamp", "append", "EventTime", eventTimeColumnName="at")
 
 
 def model(batches: dict[int, dict[str, int]]) -> dict[int, list[list[Any]]]:
@@ -358,8 +350,8 @@ def test_operators_side_by_side_over_a_python_source(spark: SparkSession, tmp_pa
     job = Job(tmp_path)
     rows = session.readStream.format("two-events").load().withWatermark("at", "5 seconds")
     frames = [
-        statelog.key_by(rows, "user").transformWithState(
-            Echo(), "user string, at timestamp", "append", "None", uid=uid, parallelism=2
+        statelog.key_by(rows, "user", uid=uid, parallelism=2).transformWithState(
+            Echo(), "user string, at timestamp", "append", "None"
         )
         for uid in ("one", "two", "three")
     ]
@@ -435,14 +427,9 @@ def test_query_whose_batches_do_not_run_the_operator_ends(spark: SparkSession, t
 
 
 def later(job: Job, spark: SparkSession, heartbeat_s: float | None) -> DataFrame:
-    return statelog.key_by(read(job, spark), "user").transformWithState(
-        Later(),
-        "user string, what string",
-        "append",
-        "ProcessingTime",
-        parallelism=2,
-        options=Options(heartbeat_s=heartbeat_s),
-    )
+    return statelog.key_by(
+        read(job, spark), "user", parallelism=2, options=Options(heartbeat_s=heartbeat_s)
+    ).transformWithState(Later(), "user string, what string", "append", "ProcessingTime")
 
 
 def continuous(job: Job, df: DataFrame, timestamps: bool = True) -> StreamingQuery:
@@ -582,8 +569,8 @@ def test_columns_stay_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
     rows = read(job, spark).withWatermark("at", "5 seconds")
     for number, kind in enumerate(types):
         rows = rows.withColumn(f"column {number}", F.expr(f"cast(null as {kind})"))
-    operator = statelog.key_by(rows, "user").transformWithState(
-        Remind(), "user string, at timestamp", "append", "EventTime", parallelism=2
+    operator = statelog.key_by(rows, "user", parallelism=2).transformWithState(
+        Remind(), "user string, at timestamp", "append", "EventTime"
     )
     run(job, operator)
     assert job.results() == {0: [], 1: []}

@@ -199,9 +199,9 @@ def compare_windows(
             "spark": grouped.select(
                 "k", "w.start", "w.end", *(f"{kind}_{name}" for name in story.columns for kind in ("sum", "mean"))
             ),
-            "own": statelog.key_by(story.rows, "k")
+            "own": statelog.key_by(story.rows, "k", uid="own", parallelism=2)
             .window(windows)
-            .agg(*own, uid="own", parallelism=2)
+            .agg(*own)
             .withColumnsRenamed({"window_start": "start", "window_end": "end"}),
         }
         story.run(joined(frames), "append")
@@ -248,7 +248,7 @@ def test_many_stories(spark: SparkSession, tmp_path: Path, ansi: bool, seed: int
 def test_one_value_at_its_limit(spark: SparkSession, ansi: bool, combine: bool) -> None:
     """A mean that does not fit its type, although its sum does."""
     df = spark.createDataFrame([("a", Decimal("9" * 36)), ("b", Decimal(5))], "k string, x decimal(38,0)")
-    own = statelog.key_by(df, "k").agg(mean=statelog.Mean("x"), combine=combine, parallelism=2)
+    own = statelog.key_by(df, "k", parallelism=2).agg(mean=statelog.Mean("x"), combine=combine)
     of_spark = df.groupBy("k").agg(F.avg("x").alias("mean"))
     if not ansi:
         assert sorted(own.collect()) == sorted(of_spark.collect()) == [("a", None), ("b", Decimal("5.0000"))]
@@ -263,6 +263,6 @@ def test_one_value_at_its_limit(spark: SparkSession, ansi: bool, combine: bool) 
 def test_an_overflow_before_the_shuffle_names_operator_and_key(spark: SparkSession, ansi: bool) -> None:
     df = spark.createDataFrame([("a", 1), ("b", 2**62), ("b", 2**62)], "k string, x long").coalesce(1)
     for options, shown in ((statelog.Options(), r"\('b',\)"), (statelog.Options(redact_keys=True), REDACTED)):
-        own = statelog.key_by(df, "k").agg(total=statelog.Sum("x"), combine=True, uid="sums", options=options)
+        own = statelog.key_by(df, "k", uid="sums", options=options).agg(total=statelog.Sum("x"), combine=True)
         with pytest.raises(Exception, match=f"operator 'sums': the step before the shuffle failed: key {shown}: a sum"):
             own.collect()

@@ -30,8 +30,8 @@ class Run:
     def start(self, salt: int, checkpoint: Path | None = None) -> list[str]:
         """Run over all input; returns the warnings."""
         (self.job.root / "salt").write_text(str(salt))
-        rows = statelog.key_by(self.job.read(self._spark), "user").transformWithState(
-            Salted(str(self.job.root / "salt")), "user string, total long", "append", "None", parallelism=2
+        rows = statelog.key_by(self.job.read(self._spark), "user", parallelism=2).transformWithState(
+            Salted(str(self.job.root / "salt")), "user string, total long", "append", "None"
         )
         writer = rows.writeStream.format("json").option("path", str(self.folder))
         writer = writer.option("checkpointLocation", str(checkpoint or self.job.checkpoint))

@@ -43,15 +43,15 @@ def _rows(source: DataFrame) -> DataFrame:
 def _processor(time_mode: str) -> Callable[[DataFrame], DataFrame]:
     def plan(source: DataFrame) -> DataFrame:
         rows = _rows(source).withWatermark("at", "10 seconds") if time_mode == "EventTime" else _rows(source)
-        return statelog.key_by(rows, "key").transformWithState(
-            Counted(), "key long, n long", "update", time_mode, parallelism=2
+        return statelog.key_by(rows, "key", parallelism=2).transformWithState(
+            Counted(), "key long, n long", "update", time_mode
         )
 
     return plan
 
 
 def _aggregates(source: DataFrame) -> DataFrame:
-    return statelog.key_by(_rows(source), "key").agg(n=statelog.Count(), combine=True, parallelism=2)
+    return statelog.key_by(_rows(source), "key", parallelism=2).agg(n=statelog.Count(), combine=True)
 
 
 PLANS = {

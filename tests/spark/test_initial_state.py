@@ -68,14 +68,13 @@ class Query:
                 raise RuntimeError("the sink is broken")
 
         source = self._spark.readStream.schema("k string, n long").option("maxFilesPerTrigger", 1)
-        totals = statelog.key_by(source.json(str(self._root / "input")), "k").transformWithState(
-            Total(),
-            OUTPUT,
-            "update",
-            "ProcessingTime",
-            None if initial is None else statelog.key_by(initial, "k"),
+        totals = statelog.key_by(
+            source.json(str(self._root / "input")),
+            "k",
             parallelism=parallelism,
             location=None if location is None else str(location),
+        ).transformWithState(
+            Total(), OUTPUT, "update", "ProcessingTime", None if initial is None else statelog.key_by(initial, "k")
         )
         checkpoint = str(self._root / "checkpoint")
         query = totals.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)

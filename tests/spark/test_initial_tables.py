@@ -46,8 +46,8 @@ def tables_of(spark: SparkSession, held: Mapping[str, list[tuple[Any, ...]]]) ->
 
 
 def ledger(job: Job, spark: SparkSession, tables: Mapping[str, DataFrame], parallelism: int = 2) -> DataFrame:
-    return statelog.key_by(job.read(spark), "user").transformWithState(
-        Ledger(), LEDGER, "update", "None", parallelism=parallelism, initialTables=tables
+    return statelog.key_by(job.read(spark), "user", parallelism=parallelism).transformWithState(
+        Ledger(), LEDGER, "update", "None", initialState=tables
     )
 
 
@@ -67,9 +67,9 @@ def test_every_kind_is_loaded_once_whatever_happens_to_the_first_batch(
 
     wrong = {"account": tables["account"].selectExpr("key_user", "value_count + 1 value_count", "value_amount")}
     job.fail(ledger(job, spark, wrong), break_down)
-    frame = statelog.key_by(job.read(spark), "user").transformWithState(
-        Ledger(), LEDGER, "update", "None", parallelism=3, initialTables=tables, options=Options(changelog=changelog)
-    )
+    frame = statelog.key_by(
+        job.read(spark), "user", parallelism=3, options=Options(changelog=changelog)
+    ).transformWithState(Ledger(), LEDGER, "update", "None", initialState=tables)
     job.run(frame)
     job.add(orders[6:])
     job.run(ledger(job, spark, tables, parallelism=2))
@@ -122,8 +122,8 @@ def test_timers_are_loaded(spark: SparkSession, tmp_path: Path) -> None:
     add_json(tmp_path / "input", [[{"key": "x"}]])
     rows = spark.readStream.schema("key string").json(str(tmp_path / "input"))
     timers = spark.createDataFrame([("a", 5), ("b", 7), ("a", 2**60)], "key_key string, time_ms long")
-    alarms = statelog.key_by(rows, "key").transformWithState(
-        Alarm(), "key string, at long", "append", "ProcessingTime", parallelism=2, initialTables={"$timers": timers}
+    alarms = statelog.key_by(rows, "key", parallelism=2).transformWithState(
+        Alarm(), "key string, at long", "append", "ProcessingTime", initialState={"$timers": timers}
     )
     found: list[tuple[str, int]] = []
     query = alarms.writeStream.foreachBatch(lambda frame, batch: found.extend(map(tuple, frame.collect())))
@@ -167,7 +167,7 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
             ledger(job, spark, tables)
     batch = statelog.key_by(spark.createDataFrame([("u",)], "user string"), "user")
     with pytest.raises(ConfigurationError, match="batch query"):
-        batch.transformWithState(Ledger(), LEDGER, "update", "None", initialTables=good)
+        batch.transformWithState(Ledger(), LEDGER, "update", "None", initialState=good)
     twice = {"account": account.union(account)}
     failure = job.fail(ledger(job, spark, twice))
     assert "key ('u',) has two rows for one entry" in failure
@@ -207,8 +207,8 @@ def test_loaded_values_are_what_spark_casts_them_to(spark: SparkSession, tmp_pat
 
         def frame(*expressions: str) -> DataFrame:
             table = spark.sql(f"SELECT {', '.join(expressions)}")
-            return statelog.key_by(job.read(spark, "key int"), "key").transformWithState(
-                Times(), "key string, held string", "update", "None", parallelism=1, initialTables={"held": table}
+            return statelog.key_by(job.read(spark, "key int"), "key", parallelism=1).transformWithState(
+                Times(), "key string, held string", "update", "None", initialState={"held": table}
             )
 
         key, local = "1S AS key_key", "date'2024-07-01' AS value_local"

@@ -92,8 +92,8 @@ def test_nested_keys(spark: SparkSession, tmp_path: Path) -> None:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), job.input / f"{number}.parquet")
         source = spark.readStream.schema(spark.read.parquet(str(job.input)).schema).parquet(str(job.input))
         stream = source.selectExpr("*", "null AS nothing", "make_dt_interval(0, hours) AS length")
-        df = statelog.key_by(stream, *KEY).transformWithState(
-            Counts(), "key string, count long", "update", "None", parallelism=parallelism
+        df = statelog.key_by(stream, *KEY, parallelism=parallelism).transformWithState(
+            Counts(), "key string, count long", "update", "None"
         )
         job.run(df)
         keys = [
@@ -147,13 +147,12 @@ class Rows(StatefulProcessor):
 
 def groups(df: DataFrame, key: str | Column, initial: DataFrame | None = None) -> tuple[dict[str, int], set[str]]:
     """Keys with their numbers of rows, and the columns that the processor sees."""
-    frame = statelog.key_by(df, key).transformWithState(
+    frame = statelog.key_by(df, key, parallelism=1).transformWithState(
         Rows(),
         "key string, rows long, columns string",
         "update",
         "None",
         None if initial is None else statelog.key_by(initial, key),
-        parallelism=1,
     )
     found = frame.collect()
     return {row.key: row.rows for row in found}, {row.columns for row in found}

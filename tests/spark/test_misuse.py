@@ -281,8 +281,8 @@ def test_two_operators_need_different_uids(spark: SparkSession, tmp_path: Path) 
 
     def plan(uid: str | None) -> DataFrame:
         first = job.ledger(spark, 2)
-        second = statelog.key_by(job.read(spark), "user").transformWithState(
-            Ledger(), LEDGER, "update", "None", uid=uid, parallelism=2
+        second = statelog.key_by(job.read(spark), "user", uid=uid, parallelism=2).transformWithState(
+            Ledger(), LEDGER, "update", "None"
         )
         return first.repartition(1).union(second.repartition(1))
 
@@ -312,8 +312,8 @@ def test_operators_of_a_query_share_the_options_of_its_log(
     spark: SparkSession, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], words: list[str]
 ) -> None:
     job = Job(tmp_path).add(make_orders(2, seed=31))
-    own = statelog.key_by(job.read(spark), "user").agg(statelog.Last("item").alias("item"), uid="first", **first)
-    both = statelog.key_by(own, "user").agg(statelog.Last("item").alias("item"), uid="second", **second)
+    own = statelog.key_by(job.read(spark), "user", uid="first").agg(statelog.Last("item").alias("item"), **first)
+    both = statelog.key_by(own, "user", uid="second").agg(statelog.Last("item").alias("item"), **second)
     text = job.fail(both)
     for word in [*words, "[invalid-option]"]:
         assert word in text

@@ -167,8 +167,8 @@ def test_together_with_keyed_state(spark: SparkSession, tmp_path: Path, partitio
 
     def plan(first: int, second: int, options: Options | None = None) -> DataFrame:
         records = read_partitions(job, spark, PartitionReader(partitions), first, options)
-        return statelog.key_by(records, "word").transformWithState(
-            CountWords(), "word string, count long", "update", "None", uid="words", parallelism=second
+        return statelog.key_by(records, "word", uid="words", parallelism=second).transformWithState(
+            CountWords(), "word string, count long", "update", "None"
         )
 
     ticks(job, 2)

@@ -93,8 +93,8 @@ def test_an_initial_state_and_other_jobs_find_the_registered_store(spark: SparkS
     (tmp_path / "in" / "1.json").write_text('{"user": "ann"}\n{"user": "bob"}\n{"user": "ann"}\n')
     events = spark.readStream.schema("user string").json(str(tmp_path / "in"))
     initial = statelog.key_by(spark.createDataFrame([("ann", 40), ("eve", 7)], "user string, n long"), "user")
-    result = statelog.key_by(events, "user").transformWithState(
-        Count(), "user string, n long", "update", "None", initialState=initial, location=location, parallelism=2
+    result = statelog.key_by(events, "user", location=location, parallelism=2).transformWithState(
+        Count(), "user string, n long", "update", "None", initialState=initial
     )
     answers: list[Row] = []
     query = (

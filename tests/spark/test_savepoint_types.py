@@ -65,8 +65,8 @@ def run(spark: SparkSession, root: Path, numbers: list[int], tables: dict[str, D
     add_json(root / "input", [[{"n": number} for number in numbers]])
     rows = spark.readStream.schema("n long").json(str(root / "input"))
     keyed = rows.selectExpr("n", *(f"{value} AS {name}" for name, value in zip(FIELDS, TYPES.values(), strict=True)))
-    kept = statelog.key_by(keyed, *FIELDS[: len(KEYS)]).transformWithState(
-        Keep(), "n long", "update", "None", parallelism=1, initialTables=tables
+    kept = statelog.key_by(keyed, *FIELDS[: len(KEYS)], parallelism=1).transformWithState(
+        Keep(), "n long", "update", "None", initialState=tables
     )
     query = kept.writeStream.format("noop").option("checkpointLocation", str(root / "checkpoint"))
     query.trigger(availableNow=True).start().awaitTermination()

@@ -204,8 +204,8 @@ class Chain:
         source = self._session.readStream.schema("key string, time timestamp").option("maxFilesPerTrigger", 1)
         rows = source.json(str(self._source)).withWatermark("time", "0 seconds")
         own: Any = {"parallelism": parallelism, "location": None if self._location is None else str(self._location)}
-        frame = statelog.key_by(rows, "key").transformWithState(
-            Remember(), "key string, n long", "append", "EventTime", uid="timers", **own
+        frame = statelog.key_by(rows, "key", uid="timers").transformWithState(
+            Remember(), "key string, n long", "append", "EventTime", **own
         )
         if has_tally:
             frame = statelog.process(
@@ -316,7 +316,7 @@ def test_tables_are_loaded_however_long_the_plan_is(
     rows = spark.readStream.schema("key string, time timestamp").json(str(tmp_path / "input"))
     known = spark.createDataFrame([("a", 41), ("b", 1)], "key_key string, value_n long")
     frame = statelog.key_by(rows, "key").transformWithState(
-        Remember(), "key string, n long", "append", "ProcessingTime", initialTables={"count": known}
+        Remember(), "key string, n long", "append", "ProcessingTime", initialState={"count": known}
     )
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     query.trigger(availableNow=True).start().awaitTermination()
@@ -425,7 +425,7 @@ def test_a_source_of_several_operators_is_gone_on_from_file_by_file(spark: Spark
         counted = []
         one, other = read("one"), read("other")
         for uid, rows in {"first": one, "second": one, "third": other}.items():
-            counts = statelog.key_by(rows, "key").agg(n=statelog.Count(), uid=uid, parallelism=2)
+            counts = statelog.key_by(rows, "key", uid=uid, parallelism=2).agg(n=statelog.Count())
             counted.append(counts.select(F.lit(uid).alias("uid"), "n").repartition(1))
         found: dict[str, int] = {}
 

@@ -45,14 +45,9 @@ def test_a_state_may_change_its_fields(spark: SparkSession, tmp_path: Path, tabl
 
     def plan(schema: str) -> DataFrame:
         rows = job.read(spark, "user string, count long, name string, score double")
-        return statelog.key_by(rows, "user").transformWithState(
-            Profile(schema),
-            "user string, before string",
-            "update",
-            "None",
-            parallelism=2,
-            options=Options(table=table, merge_fan_in=2),
-        )
+        return statelog.key_by(
+            rows, "user", parallelism=2, options=Options(table=table, merge_fan_in=2)
+        ).transformWithState(Profile(schema), "user string, before string", "update", "None")
 
     def run(schema: str, **row: Any) -> Answer:
         job.add(

@@ -62,8 +62,8 @@ def read(session: SparkSession, folder: Path, name: str) -> DataFrame:
 
 
 def count(rows: DataFrame, time_mode: str, ttl_ms: int | None = None, **own: Any) -> DataFrame:
-    return statelog.key_by(rows, "user").transformWithState(
-        Count(ttl_ms), RESULT, "update", time_mode, parallelism=2, **own
+    return statelog.key_by(rows, "user", parallelism=2).transformWithState(
+        Count(ttl_ms), RESULT, "update", time_mode, **own
     )
 
 

@@ -96,7 +96,7 @@ def test_windows_are_those_of_spark(
 
     def aggregated(parallelism: int) -> DataFrame:
         stream = _stream(spark, tmp_path).withWatermark("time", "60 seconds")
-        return statelog.key_by(stream, "user").window(windows).agg(*AGGREGATES, parallelism=parallelism)
+        return statelog.key_by(stream, "user", parallelism=parallelism).window(windows).agg(*AGGREGATES)
 
     output = _run(aggregated(2), tmp_path)
     _write(tmp_path, batches[2:])
@@ -106,7 +106,7 @@ def test_windows_are_those_of_spark(
     all_rows = spark.read.schema(SCHEMA).json(str(tmp_path / "input"))
     expected = _by_spark(all_rows, window())
     assert _found(output) == expected
-    in_batch = statelog.key_by(all_rows, "user").window(windows, timeColumn="time").agg(*AGGREGATES)
+    in_batch = statelog.key_by(all_rows, "user").window(windows, time_column="time").agg(*AGGREGATES)
     assert _found(in_batch.where("user != 'z'").collect()) == expected
 
 
@@ -171,7 +171,7 @@ def test_late_rows_are_returned_in_a_column(spark: SparkSession, tmp_path: Path)
         ],
     )
     stream = _stream(spark, tmp_path).withWatermark("time", "0 seconds")
-    windows = statelog.key_by(stream, "user").window(TumblingWindows(10_000), lateColumn="too late")
+    windows = statelog.key_by(stream, "user").window(TumblingWindows(10_000), late_column="too late")
     output: dict[str, list[Any]] = {"on time": [], "late": []}
 
     def collect(batch: DataFrame, number: int) -> None:
@@ -217,9 +217,14 @@ def test_late_rows_are_counted_and_update_windows_while_they_are_allowed(spark: 
         ],
     )
     totals = (
-        statelog.key_by(_stream(spark, tmp_path), "user")
-        .window(TumblingWindows(10_000), allowedLateness="15 seconds", watermark=statelog.Watermark("time"))
-        .reduce(lambda one, other: (one[0] + other[0],), "n long", options=Options(observer=CountLate()))
+        statelog.key_by(
+            _stream(spark, tmp_path),
+            "user",
+            options=Options(observer=CountLate()),
+            watermark=statelog.Watermark("time"),
+        )
+        .window(TumblingWindows(10_000), allowed_lateness="15 seconds")
+        .reduce(lambda one, other: (one[0] + other[0],), "n long")
     )
     found = [(row.window_start.second, row.n) for row in _run(totals, tmp_path)]
     assert found == [(0, 1), (0, 11), (20, 5)]
@@ -229,7 +234,7 @@ def test_late_rows_are_counted_and_update_windows_while_they_are_allowed(spark: 
 def test_a_start_with_other_settings_converts_or_refuses(spark: SparkSession, tmp_path: Path) -> None:
     def totals(windows: Any, lateness_ms: int) -> DataFrame:
         marked = _stream(spark, tmp_path).withWatermark("time", "0 seconds")
-        keyed = statelog.key_by(marked, "user").window(windows, allowedLateness=lateness_ms)
+        keyed = statelog.key_by(marked, "user").window(windows, allowed_lateness=lateness_ms)
         return keyed.reduce(lambda one, other: (one[0] + other[0],), "n long")
 
     _write(tmp_path, [[("a", 5.0, 1), ("a", 15.0, 2)], [("a", 22.0, 3)]])
@@ -248,15 +253,15 @@ def test_windows_of_windows(spark: SparkSession, tmp_path: Path) -> None:
     _write(tmp_path, batches)
     stream = _stream(spark, tmp_path).withWatermark("time", "60 seconds")
     per_user = (
-        statelog.key_by(stream, "user")
+        statelog.key_by(stream, "user", uid="per-user")
         .window(TumblingWindows(10_000))
-        .agg(statelog.Count().alias("rows"), uid="per-user", eventTimeColumnName="window_end")
+        .agg(statelog.Count().alias("rows"), eventTimeColumnName="window_end")
         .select("user", "window_end", "rows")
     )
     totals = (
-        statelog.key_by(per_user.withColumn("all", F.lit(True)), "all")
+        statelog.key_by(per_user.withColumn("all", F.lit(True)), "all", uid="totals")
         .window(TumblingWindows(60_000, 1))  # a window that ends at 60 s belongs to the first minute
-        .agg(statelog.Sum("rows").alias("rows"), uid="totals")
+        .agg(statelog.Sum("rows").alias("rows"))
     )
     found = {round(row.window_start.timestamp() - START.timestamp()): row.rows for row in _run(totals, tmp_path)}
     expected = Counter(int(second // 60) * 60 for events in batches[:-1] for _, second, _ in events)
@@ -285,8 +290,8 @@ def test_mistakes_are_told_before_the_query_starts(spark: SparkSession, tmp_path
     batch = statelog.key_by(spark.read.schema(SCHEMA).json(str(tmp_path / "input")), "user")
     mistakes: list[tuple[Callable[[], Any], str]] = [
         (lambda: statelog.key_by(stream, "user").window(minute), "need a watermark.*withWatermark"),
-        (lambda: marked.window(minute, timeColumn="n"), "timeColumn is 'n', but the watermark is of column 'time'"),
-        (lambda: batch.window(minute), "need a time column.*timeColumn"),
+        (lambda: marked.window(minute, time_column="n"), "time_column is 'n', but the watermark is of column 'time'"),
+        (lambda: batch.window(minute), "need a time column.*time_column"),
         (lambda: batch.window(minute, "ProcessingTime"), "the DataFrame is a batch"),
         (lambda: marked.window(minute, "None"), "timeMode is 'None'"),
         (lambda: marked.window(minute, "Sometime"), "timeMode is 'Sometime'"),

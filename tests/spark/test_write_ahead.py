@@ -97,7 +97,7 @@ def test_a_rewind_computes_the_batch_again(spark: SparkSession, tmp_path: Path) 
 
     def rows() -> DataFrame:
         first = salted(job, spark, 2)
-        return statelog.key_by(first, "user").agg(statelog.Last("total").alias("total"), uid="last", parallelism=1)
+        return statelog.key_by(first, "user", uid="last", parallelism=1).agg(statelog.Last("total").alias("total"))
 
     set_salt(job, 7)
     first = Deliveries()

@@ -69,7 +69,7 @@ def require_distinct(roster: Sequence[OperatorConfig]) -> None:
             raise ConfigurationError(
                 f"The query has two stateful operators named '{uid}'.",
                 kind=ErrorKind.UID_REQUIRED,
-                hint="Give each operator a name of its own: transformWithState(..., uid='...').",
+                hint="Give each operator a name of its own: key_by(..., uid='...').",
             )
 
 

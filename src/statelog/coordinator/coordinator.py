@@ -239,7 +239,7 @@ class Coordinator:
             inline_bytes=self._options.inline_bytes(self._subtasks),
         )
         if known is None and first_batch > 0:
-            state = "with the state of its initialTables" if base else "empty"
+            state = "with the tables of its initialState" if base else "empty"
             _log.info("%s: it is new in the query as of batch %d, and starts %s", operator.name, first_batch, state)
         return operator
 

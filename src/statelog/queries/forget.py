@@ -43,7 +43,7 @@ def forget(
     """Give up the state of one operator of a stopped query.
 
     At its next start the query may lack the operator. If it still has it, the operator starts empty, or from its
-    ``initialState`` and ``initialTables``, at the batch that comes next. The other operators keep their state, and the
+    ``initialState``, at the batch that comes next. The other operators keep their state, and the
     sources go on where they were. Checkpoints of the operator that a pin or a branch holds stay readable through it.
 
     This is one entry in the query's log. A query that still runs loses the log and fails.

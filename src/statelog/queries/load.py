@@ -208,7 +208,7 @@ def load_keyed(
             raise CorruptionError(
                 f"{source}/{files[0].name}: it holds keys of another range than {part.number} of {part.count}.",
                 kind=ErrorKind.FORMAT,
-                hint="Was the table written by another program? Load changed tables with initialTables.",
+                hint="Was the table written by another program? Load changed tables with initialState.",
             )
         tables.append((schema, rows))
     data, rows_written = encode_tables(decode_schema(key_schema), tables, compression, slice_bytes)

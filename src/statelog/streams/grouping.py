@@ -1,18 +1,42 @@
-"""Finds the grouping columns of a DataFrame."""
+"""What `key_by` was given: the grouping columns of a DataFrame, and the arguments of its operator."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from statelog.errors import ConfigurationError
+from statelog.convert.codecs import ProcessorCodecs
+from statelog.errors import ConfigurationError, ErrorKind
 from statelog.runs.keys import KeyCodec
 from statelog.spark.driver.internals import selected_column
-from statelog.spark.plan.keyed_plan import KeyedFrame
+from statelog.spark.plan.keyed_plan import KeyedFrame, SparkArguments, StepOf, apply_keyed
+from statelog.spark.plan.plan import StatelogArguments
+
+
+@dataclass
+class KeyedInput:
+    """The input of a keyed operator, and the arguments that it was keyed with."""
+
+    frame: KeyedFrame
+    own: StatelogArguments
+    _is_used: bool = False
+
+    def apply(self, arguments: SparkArguments, codecs: ProcessorCodecs, step_of: StepOf | None = None) -> DataFrame:
+        """Plan an operator; refuse a second one with the same uid."""
+        if self._is_used and self.own.uid is not None:
+            raise ConfigurationError(
+                f"The keyed stream of operator '{self.own.uid}' was used for another operator.",
+                kind=ErrorKind.UID_REQUIRED,
+                hint="Call key_by once for each operator, with a uid of its own.",
+            )
+        output = apply_keyed(self.frame, arguments, self.own, codecs, step_of)
+        self._is_used = True
+        return output
 
 
 def keyed_frame(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:

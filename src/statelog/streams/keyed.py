@@ -26,9 +26,9 @@ from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
 from statelog.spark.plan.checks import is_ansi, is_case_sensitive, require_classic
-from statelog.spark.plan.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.plan.keyed_plan import KeyedFrame, SparkArguments
 from statelog.spark.plan.plan import StatelogArguments
-from statelog.streams.grouping import keyed_frame
+from statelog.streams.grouping import KeyedInput, keyed_frame
 from statelog.streams.windowed import (
     WindowedStream,
     dedup_delay_ms,
@@ -40,7 +40,15 @@ from statelog.windows.assigners import WindowAssigner
 from statelog.windows.build import WindowDefinition
 
 
-def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> KeyedStream:
+def key_by(
+    df: DataFrame,
+    *cols: str | Column | Sequence[str | Column],
+    uid: str | None = None,
+    parallelism: int | None = None,
+    location: str | None = None,
+    options: Options | None = None,
+    watermark: Watermark | None = None,
+) -> KeyedStream:
     """Key a DataFrame by columns, like ``df.groupBy(*cols)``.
 
     Parameters
@@ -50,6 +58,19 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     *cols : str or Column, or a list of them
         The grouping columns, at least one, as in ``df.groupBy``. An expression, or a field of a struct, becomes a new
         column in front of the others.
+    uid : str, optional
+        The operator's name in the checkpoint. A query with two or more stateful operators needs a different one for
+        each, so a keyed stream with a uid takes one operator.
+    parallelism : int, optional
+        Number of subtasks, from 1 to 32,768; may differ at every start. The default is the application's number of
+        cores.
+    location : str, optional
+        The directory of the state, which driver and executors must share, or a folder in an object store. The default
+        is the folder ``statelog`` below the query's checkpointLocation.
+    options : Options, optional
+        The operator's options; the defaults if None.
+    watermark : Watermark, optional
+        A watermark of the operator's own, instead of Spark's.
 
     Returns
     -------
@@ -59,7 +80,8 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     Raises
     ------
     ConfigurationError
-        If a column does not exist, or its type cannot be a key.
+        If a column does not exist, or its type cannot be a key. The method that applies the operator checks the other
+        arguments.
 
     Examples
     --------
@@ -73,14 +95,17 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     given: list[Any] = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
     if not given:
         raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
-    return KeyedStream(keyed_frame(df, given))
+    if watermark is not None and not isinstance(watermark, Watermark):
+        raise ConfigurationError(f"watermark is {watermark!r:.80}.", hint="Pass statelog.Watermark(column, delay).")
+    own = StatelogArguments(uid, parallelism, location, options, watermark)
+    return KeyedStream(KeyedInput(keyed_frame(df, given), own))
 
 
 class KeyedStream:
     """A DataFrame keyed by columns; made by :func:`key_by`."""
 
-    def __init__(self, frame: KeyedFrame) -> None:
-        self._frame = frame
+    def __init__(self, keyed: KeyedInput) -> None:
+        self._keyed = keyed
 
     def transformWithState(
         self,
@@ -88,15 +113,8 @@ class KeyedStream:
         outputStructType: StructType | str,
         outputMode: str,
         timeMode: str,
-        initialState: KeyedStream | None = None,
+        initialState: KeyedStream | Mapping[str, DataFrame] | None = None,
         eventTimeColumnName: str = "",
-        *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
-        watermark: Watermark | None = None,
-        initialTables: Mapping[str, DataFrame] | None = None,
     ) -> DataFrame:
         """Apply a stateful processor to each key, as Spark's method of this name does.
 
@@ -110,30 +128,16 @@ class KeyedStream:
             One of Spark's output modes. It has no effect on the processor.
         timeMode : {"None", "ProcessingTime", "EventTime"}
             The time that the processor sees and that fires its timers: none, the batches' processing time, or the
-            watermark. Event time needs a column with ``withWatermark``, or `watermark`.
-        initialState : KeyedStream, optional
-            A keyed batch DataFrame. ``handleInitialState`` gets its rows before the first rows of the stream. Its
-            grouping columns have the same types as the stream's.
+            watermark. Event time needs a column with ``withWatermark``, or the `watermark` of :func:`key_by`.
+        initialState : KeyedStream, or mapping of str to DataFrame, optional
+            The state before the first batch. Of a keyed batch DataFrame ``handleInitialState`` gets the rows before the
+            first rows of the stream; its grouping columns have the same types as the stream's. A mapping has a batch
+            DataFrame per state, by the state's name, which is loaded as it is; timers are ``$timers``. The columns are
+            those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``, ``mapkey_<field>`` of a map,
+            ``position`` of a list's elements, ``time_ms`` of timers. A column of another type is converted if nothing
+            can be lost, and refused otherwise; docs/savepoints.md has the rule.
         eventTimeColumnName : str
             The output column that a later operator takes as event time.
-        uid : str, optional
-            The operator's name in the checkpoint. A query with two or more stateful operators needs a different one
-            for each.
-        parallelism : int, optional
-            Number of subtasks, from 1 to 32,768; may differ at every start. The default is the application's number
-            of cores.
-        location : str, optional
-            The directory of the state, which driver and executors must share, or a folder in an object store. The
-            default is the folder ``statelog`` below the query's checkpointLocation.
-        options : Options, optional
-            The operator's options; the defaults if None.
-        watermark : Watermark, optional
-            A watermark of the operator's own, instead of Spark's.
-        initialTables : mapping of str to DataFrame, optional
-            Batch DataFrames that are loaded as states before the first batch, by name of the state; timers are
-            ``$timers``. The columns are those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``,
-            ``mapkey_<field>`` of a map, ``position`` of a list's elements, ``time_ms`` of timers. A column of another
-            type is converted if nothing can be lost, and refused otherwise; docs/savepoints.md has the rule.
 
         Returns
         -------
@@ -147,10 +151,11 @@ class KeyedStream:
         ProcessorError
             If the processor cannot be pickled, or its ``init`` fails.
         """
-        initial = _checked_initial(initialState)
-        spark = SparkArguments(statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName)
-        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return apply_keyed(self._frame, spark, own, RowCodecs())
+        initial, tables = _checked_initial(initialState)
+        arguments = SparkArguments(
+            statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName, initial, tables
+        )
+        return self._keyed.apply(arguments, RowCodecs())
 
     def transformWithStateInPandas(
         self,
@@ -158,54 +163,49 @@ class KeyedStream:
         outputStructType: StructType | str,
         outputMode: str,
         timeMode: str,
-        initialState: KeyedStream | None = None,
+        initialState: KeyedStream | Mapping[str, DataFrame] | None = None,
         eventTimeColumnName: str = "",
-        *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
-        watermark: Watermark | None = None,
-        initialTables: Mapping[str, DataFrame] | None = None,
     ) -> DataFrame:
         """Apply a stateful processor that takes and returns pandas frames, as Spark's method of this name does.
 
         The parameters, the result and the errors are those of :meth:`transformWithState`. The processor gets each
         key's rows in frames of at most ``spark.sql.execution.arrow.maxRecordsPerBatch`` rows.
         """
-        initial = _checked_initial(initialState)
-        spark = SparkArguments(statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName)
-        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return apply_keyed(self._frame, spark, own, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
+        initial, tables = _checked_initial(initialState)
+        arguments = SparkArguments(
+            statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName, initial, tables
+        )
+        return self._keyed.apply(arguments, FrameCodecs.of(self._keyed.frame.df.sparkSession.conf.get))
 
     def transformWithStateInArrow(
         self,
-        arrowProcessor: ArrowProcessor,
+        arrow_processor: ArrowProcessor,
         outputStructType: StructType | str,
         outputMode: str,
         timeMode: str,
+        initialState: Mapping[str, DataFrame] | None = None,
         eventTimeColumnName: str = "",
-        *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
-        watermark: Watermark | None = None,
-        initialTables: Mapping[str, DataFrame] | None = None,
     ) -> DataFrame:
         """Apply a processor that takes the rows of many keys at once, as Arrow columns.
 
         The parameters, the result and the errors are those of :meth:`transformWithState`; the processor is an
         :class:`statelog.ArrowProcessor`.
         """
-        if not isinstance(arrowProcessor, ArrowProcessor):
+        if not isinstance(arrow_processor, ArrowProcessor):
             raise ConfigurationError(
-                f"arrowProcessor must be an instance of a subclass of statelog.ArrowProcessor, not {arrowProcessor!r}.",
+                f"arrow_processor must be an instance of statelog.ArrowProcessor, not {arrow_processor!r}.",
                 hint="For processors called key by key use transformWithState or transformWithStateInPandas.",
             )
-        spark = SparkArguments(arrowProcessor, outputStructType, outputMode, timeMode, None, eventTimeColumnName)
-        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return apply_keyed(self._frame, spark, own, ArrowCodecs())
+        initial, tables = _checked_initial(initialState)
+        if initial is not None:
+            raise ConfigurationError(
+                "initialState is a keyed stream, and an ArrowProcessor has no handleInitialState.",
+                hint="Pass a mapping of a DataFrame per state.",
+            )
+        arguments = SparkArguments(
+            arrow_processor, outputStructType, outputMode, timeMode, eventTimeColumnName, tables=tables
+        )
+        return self._keyed.apply(arguments, ArrowCodecs())
 
     def agg(
         self,
@@ -213,11 +213,6 @@ class KeyedStream:
         outputMode: str = "update",
         ttl: Duration | Ttl | None = None,
         combine: bool = False,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
-        watermark: Watermark | None = None,
         eventTimeColumnName: str = "",
         **named: Aggregate,
     ) -> DataFrame:
@@ -238,7 +233,7 @@ class KeyedStream:
         combine : bool
             Whether rows are aggregated before they are shuffled, too, as Spark does. It costs a step in Python, which
             pays for large batches of few or hot keys. Aggregates that depend on the order of arrival never are.
-        uid, parallelism, location, options, watermark, eventTimeColumnName
+        eventTimeColumnName
             As in :meth:`transformWithState`.
         **named : Aggregate
             Aggregates by the names of their output columns.
@@ -257,22 +252,14 @@ class KeyedStream:
         --------
         >>> totals = statelog.key_by(orders, "user").agg(n=Count(), total=Sum("amount"))  # doctest: +SKIP
         """
-        plan = plan_aggregates(
-            self._definition(watermark), aggregates, named, output_mode=outputMode, ttl=ttl, combine=combine
-        )
-        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
-        return self._apply(plan, own, outputMode, eventTimeColumnName)
+        plan = plan_aggregates(self._definition(), aggregates, named, output_mode=outputMode, ttl=ttl, combine=combine)
+        return self._apply(plan, outputMode, eventTimeColumnName)
 
     def dedup(
         self,
         ttl: Duration | Ttl | None = None,
-        withinWatermark: bool = False,
+        within_watermark: bool = False,
         *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
-        watermark: Watermark | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Return the first row of each key, like ``df.dropDuplicates(...)`` on the grouping columns.
@@ -281,10 +268,10 @@ class KeyedStream:
         ----------
         ttl : int, timedelta, str or Ttl, optional
             A key is remembered so many milliseconds after the row that was returned; by default for good.
-        withinWatermark : bool
+        within_watermark : bool
             Whether keys are remembered for the watermark's delay in event time, and late rows dropped, like
             ``dropDuplicatesWithinWatermark``.
-        uid, parallelism, location, options, watermark, eventTimeColumnName
+        eventTimeColumnName
             As in :meth:`transformWithState`.
 
         Returns
@@ -297,10 +284,9 @@ class KeyedStream:
         ConfigurationError
             If the arguments do not go together.
         """
-        delay_ms = dedup_delay_ms(self._frame.df, watermark) if withinWatermark else None
-        plan = plan_deduplication(self._definition(watermark), ttl, delay_ms)
-        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
-        return self._apply(plan, own, "append", eventTimeColumnName)
+        delay_ms = dedup_delay_ms(self._keyed.frame.df, self._keyed.own.watermark) if within_watermark else None
+        plan = plan_deduplication(self._definition(), ttl, delay_ms)
+        return self._apply(plan, "append", eventTimeColumnName)
 
     def latest(
         self,
@@ -308,11 +294,6 @@ class KeyedStream:
         ttl: Duration | Ttl | None = None,
         *,
         combine: bool = False,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
-        watermark: Watermark | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Return the newest row of each key that had rows in the batch.
@@ -323,7 +304,7 @@ class KeyedStream:
             The column that orders rows: the row with its greatest value is the newest, of several the last to arrive.
         ttl : int, timedelta, str or Ttl, optional
             A key is forgotten so many milliseconds after its last row.
-        combine, uid, parallelism, location, options, watermark, eventTimeColumnName
+        combine, eventTimeColumnName
             As in :meth:`agg`.
 
         Returns
@@ -336,9 +317,8 @@ class KeyedStream:
         ConfigurationError
             If there is no such column, or its values have no order.
         """
-        plan = plan_latest(self._definition(watermark), by, ttl, combine=combine)
-        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
-        return self._apply(plan, own, "update", eventTimeColumnName)
+        plan = plan_latest(self._definition(), by, ttl, combine=combine)
+        return self._apply(plan, "update", eventTimeColumnName)
 
     def top(
         self,
@@ -347,11 +327,6 @@ class KeyedStream:
         ttl: Duration | Ttl | None = None,
         *,
         combine: bool = False,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
-        watermark: Watermark | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Return the `n` greatest rows of each key that had rows in the batch; they take at most 64 MB per key.
@@ -364,7 +339,7 @@ class KeyedStream:
             The column that orders rows; of rows with the same value those that came first.
         ttl : int, timedelta, str or Ttl, optional
             A key is forgotten so many milliseconds after its last row.
-        combine, uid, parallelism, location, options, watermark, eventTimeColumnName
+        combine, eventTimeColumnName
             As in :meth:`agg`.
 
         Returns
@@ -377,12 +352,11 @@ class KeyedStream:
         ConfigurationError
             If there is no such column, or its values have no order.
         """
-        plan = plan_top(self._definition(watermark), n, by, ttl, combine=combine)
-        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
-        return self._apply(plan, own, "update", eventTimeColumnName)
+        plan = plan_top(self._definition(), n, by, ttl, combine=combine)
+        return self._apply(plan, "update", eventTimeColumnName)
 
-    def _definition(self, watermark: Watermark | None) -> KeyedDefinition:
-        frame, session = self._frame, self._frame.df.sparkSession
+    def _definition(self) -> KeyedDefinition:
+        frame, session, watermark = self._keyed.frame, self._keyed.frame.df.sparkSession, self._keyed.own.watermark
         return KeyedDefinition(
             schema=frame.df.schema,
             keys=frame.key_columns,
@@ -393,32 +367,24 @@ class KeyedStream:
             is_case_sensitive=is_case_sensitive(session),
         )
 
-    def _apply(self, plan: KeyedPlan, own: StatelogArguments, output_mode: str, event_time_column: str) -> DataFrame:
-        arguments = SparkArguments(
-            processor=plan.operator,
-            output_type=plan.output,
-            output_mode=output_mode,
-            time_mode=plan.time_mode,
-            initial=None,
-            event_time_column=event_time_column,
-        )
+    def _apply(self, plan: KeyedPlan, output_mode: str, event_time_column: str) -> DataFrame:
+        arguments = SparkArguments(plan.operator, plan.output, output_mode, plan.time_mode, event_time_column)
         # A partial aggregate has one event time, and does not tell from which of several inputs its rows came.
-        watermark = own.watermark
+        watermark = self._keyed.own.watermark
         if plan.step is not None and watermark and (watermark.inputs > 1 or watermark.max_ahead is not None):
             raise ConfigurationError(
                 "With a watermark of several inputs or with max_ahead rows cannot be combined before the shuffle.",
                 hint="Leave out combine=True.",
             )
-        return apply_keyed(self._frame, arguments, own, plan.operator.codecs, plan.step)
+        return self._keyed.apply(arguments, plan.operator.codecs, plan.step)
 
     def window(
         self,
         windows: WindowAssigner,
         timeMode: str | None = None,
-        timeColumn: str | None = None,
-        allowedLateness: Duration = 0,
-        lateColumn: str | None = None,
-        watermark: Watermark | None = None,
+        time_column: str | None = None,
+        allowed_lateness: Duration = 0,
+        late_column: str | None = None,
     ) -> WindowedStream:
         """Cut the rows of each key into windows.
 
@@ -429,16 +395,14 @@ class KeyedStream:
         timeMode : {"EventTime", "ProcessingTime"}, optional
             The source of a row's time: its time column, which is the default, or the time of its batch. Counted windows
             have no time.
-        timeColumn : str, optional
+        time_column : str, optional
             The column of event time. The default is the column with the watermark; a batch DataFrame needs none.
-        allowedLateness : int, timedelta or str
+        allowed_lateness : int, timedelta or str
             How long a window still takes late rows after its result was returned: milliseconds, a timedelta, or words
             such as "1 hour". Late rows make the window return a new result.
-        lateColumn : str, optional
+        late_column : str, optional
             Name of a struct column that the output gets for rows that are too late. By default they are dropped and
             counted.
-        watermark : Watermark, optional
-            A watermark of the operator's own, instead of Spark's.
 
         Returns
         -------
@@ -455,40 +419,56 @@ class KeyedStream:
         >>> by_user = statelog.key_by(events, "user")  # doctest: +SKIP
         >>> by_user.window(statelog.TumblingWindows("1 minute")).agg(statelog.Count())  # doctest: +SKIP
         """
-        df = self._frame.df
+        df, watermark = self._keyed.frame.df, self._keyed.own.watermark
         mode = window_time_mode(windows, timeMode)
-        if mode is not TimeMode.EVENT_TIME and (timeColumn is not None or watermark is not None):
+        if mode is not TimeMode.EVENT_TIME and (time_column is not None or watermark is not None):
             raise ConfigurationError(
-                "timeColumn and watermark have a meaning in event time only.",
+                "time_column and watermark have a meaning in event time only.",
                 hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
             )
         if mode is TimeMode.PROCESSING_TIME and not df.isStreaming:
             raise ConfigurationError(
                 "timeMode is 'ProcessingTime', but the DataFrame is a batch: all of its rows have one processing time.",
-                hint="Use event time with timeColumn.",
+                hint="Use event time with time_column.",
             )
         definition = WindowDefinition(
             schema=df.schema,
-            keys=self._frame.columns,
+            keys=self._keyed.frame.columns,
             zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
             windows=windows,
             time_mode=mode,
-            time_column=window_time_column(df, timeColumn, watermark) if mode is TimeMode.EVENT_TIME else None,
-            allowed_lateness_ms=in_milliseconds(allowedLateness, "allowedLateness", least=0),
-            late_column=lateColumn,
+            time_column=window_time_column(df, time_column, watermark) if mode is TimeMode.EVENT_TIME else None,
+            allowed_lateness_ms=in_milliseconds(allowed_lateness, "allowed_lateness", least=0),
+            late_column=late_column,
             ansi=is_ansi(df.sparkSession),
             is_case_sensitive=is_case_sensitive(df.sparkSession),
         )
-        return WindowedStream(self._frame, definition, watermark)
+        return WindowedStream(self._keyed, definition)
 
 
-def _checked_initial(initial: object) -> KeyedFrame | None:
-    if initial is None:
-        return None
-    if not isinstance(initial, KeyedStream):
+def _checked_initial(given: object) -> tuple[KeyedFrame | None, Mapping[str, DataFrame]]:
+    """The keyed rows of an initial state, or its tables."""
+    if given is None:
+        return None, {}
+    if isinstance(given, Mapping):
+        other = next((name for name, table in given.items() if not isinstance(table, DataFrame)), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"initialState[{other!r}] is {given[other]!r:.80}.", hint="Pass a batch DataFrame."
+            )
+        return None, given
+    if not isinstance(given, KeyedStream):
         raise ConfigurationError(
-            f"initialState is {initial!r:.80}.", hint="Pass statelog.key_by(batch_df, ...) with the same keys."
+            f"initialState is {given!r:.80}.",
+            hint="Pass statelog.key_by(batch_df, ...) with the same keys, or a mapping of a DataFrame per state.",
         )
-    if initial._frame.df.isStreaming:
+    initial = given._keyed
+    if initial.frame.df.isStreaming:
         raise ConfigurationError("initialState is a streaming DataFrame.", hint="It must be a batch DataFrame.")
-    return initial._frame
+    unused = [name for name, value in vars(initial.own).items() if value is not None]
+    if unused:
+        raise ConfigurationError(
+            f"initialState is a keyed stream with {', '.join(unused)}, and it is no operator.",
+            hint="Give these arguments to the key_by of the stream that the operator applies to.",
+        )
+    return initial.frame, {}

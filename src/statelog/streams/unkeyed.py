@@ -39,7 +39,7 @@ def process(
     outputMode : {"append", "update", "complete"}
         One of Spark's output modes. It has no effect on the processor.
     uid, parallelism, location, options
-        As in :meth:`statelog.KeyedStream.transformWithState`.
+        As in :func:`statelog.key_by`.
     broadcast : DataFrame, optional
         A DataFrame whose rows every subtask gets, in ``processBroadcast``. It must be streaming if `df` is, and only
         then.
@@ -61,7 +61,7 @@ def process(
     >>> numbered = statelog.process(events, Number(), "user string, number string")  # doctest: +SKIP
     """
     _check_arguments(df, processor, broadcast)
-    own = StatelogArguments(uid, parallelism, location, Options() if options is None else options)
+    own = StatelogArguments(uid, parallelism, location, options)
     return apply_unkeyed(df, processor, outputStructType, outputMode, own, broadcast)
 
 

@@ -13,10 +13,9 @@ from statelog.aggregates.functions import Aggregate
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.operators.keyed.values import AggregateFunction
-from statelog.options import Options
 from statelog.runs.times import Watermark
-from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
-from statelog.spark.plan.plan import StatelogArguments
+from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, SparkArguments
+from statelog.streams.grouping import KeyedInput
 from statelog.windows.assigners import CountWindows
 from statelog.windows.build import WindowDefinition, WindowPlan
 from statelog.windows.processor import WindowProcessor
@@ -27,22 +26,17 @@ Row = tuple[Any, ...]
 class WindowedStream:
     """A keyed stream cut into windows; made by :meth:`statelog.KeyedStream.window`.
 
-    Each method applies an operator and returns its output as a DataFrame. The keyword arguments `uid`, `parallelism`,
-    `location`, `options` and `eventTimeColumnName` are those of :meth:`statelog.KeyedStream.transformWithState`.
+    Each method applies an operator and returns its output as a DataFrame. `eventTimeColumnName` is that of
+    :meth:`statelog.KeyedStream.transformWithState`.
     """
 
-    def __init__(self, frame: KeyedFrame, definition: WindowDefinition, watermark: Watermark | None) -> None:
-        self._frame = frame
+    def __init__(self, keyed: KeyedInput, definition: WindowDefinition) -> None:
+        self._keyed = keyed
         self._definition = definition
-        self._watermark = watermark
 
     def agg(
         self,
         *aggregates: Aggregate,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Aggregate each window with ready-made aggregates.
@@ -63,27 +57,23 @@ class WindowedStream:
             If a column does not exist, or has a type that an aggregate cannot take.
         """
         plan = self._definition.aggregated(aggregates)
-        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
+        return self._build(plan, eventTimeColumnName)
 
     def aggregate(
         self,
-        aggregateFunction: AggregateFunction[Any, Any],
-        accumulatorSchema: StructType | str,
-        resultType: StructType | str,
+        aggregate_function: AggregateFunction[Any, Any],
+        accumulator_schema: StructType | str,
+        result_type: StructType | str,
         *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Aggregate each window with your own function, which gets the rows.
 
         Parameters
         ----------
-        aggregateFunction : AggregateFunction
-            Its results are tuples of `resultType`. For sliding and session windows it needs ``merge``.
-        accumulatorSchema, resultType : StructType or str
+        aggregate_function : AggregateFunction
+            Its results are tuples of `result_type`. For sliding and session windows it needs ``merge``.
+        accumulator_schema, result_type : StructType or str
             Fields of the accumulator, and of the result.
 
         Returns
@@ -96,31 +86,27 @@ class WindowedStream:
         ConfigurationError
             If the function lacks a method, or a schema is not supported.
         """
-        plan = self._definition.folded(aggregateFunction, accumulatorSchema, resultType)
-        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
+        plan = self._definition.folded(aggregate_function, accumulator_schema, result_type)
+        return self._build(plan, eventTimeColumnName)
 
     def reduce(
         self,
-        reduceFunction: Callable[[Row, Row], Row],
-        valueSchema: StructType | str,
-        valueOf: Callable[[Any], Row] | None = None,
+        reduce_function: Callable[[Row, Row], Row],
+        value_schema: StructType | str,
+        value_of: Callable[[Any], Row] | None = None,
         *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Reduce the values of each window to one.
 
         Parameters
         ----------
-        reduceFunction : callable
-            Takes two values, tuples of `valueSchema`, and returns one. It must be associative.
-        valueSchema : StructType or str
+        reduce_function : callable
+            Takes two values, tuples of `value_schema`, and returns one. It must be associative.
+        value_schema : StructType or str
             Fields of a value.
-        valueOf : callable, optional
-            Makes the value of a row; by default the value has the row's columns with the names in `valueSchema`.
+        value_of : callable, optional
+            Makes the value of a row; by default the value has the row's columns with the names in `value_schema`.
 
         Returns
         -------
@@ -132,25 +118,21 @@ class WindowedStream:
         ConfigurationError
             If the schema is not supported, or names columns that do not exist.
         """
-        plan = self._definition.reduced(reduceFunction, valueSchema, valueOf)
-        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
+        plan = self._definition.reduced(reduce_function, value_schema, value_of)
+        return self._build(plan, eventTimeColumnName)
 
     def process(
         self,
-        windowProcessor: WindowProcessor,
+        window_processor: WindowProcessor,
         outputStructType: StructType | str,
         *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        location: str | None = None,
-        options: Options | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
         """Give all rows of each window to a processor.
 
         Parameters
         ----------
-        windowProcessor : WindowProcessor
+        window_processor : WindowProcessor
             The processor, an instance of a subclass.
         outputStructType : StructType or str
             Type of the rows that the processor returns.
@@ -165,28 +147,13 @@ class WindowedStream:
         ConfigurationError
             If a type is not supported.
         """
-        plan = self._definition.processed(windowProcessor, outputStructType)
-        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
+        plan = self._definition.processed(window_processor, outputStructType)
+        return self._build(plan, eventTimeColumnName)
 
-    def _build(
-        self,
-        plan: WindowPlan,
-        event_time_column: str,
-        uid: str | None,
-        parallelism: int | None,
-        location: str | None,
-        options: Options | None,
-    ) -> DataFrame:
-        arguments = SparkArguments(
-            processor=plan.operator,  # it gets groups of rows
-            output_type=plan.output,
-            output_mode="append",
-            time_mode=plan.time_mode,
-            initial=None,
-            event_time_column=event_time_column,
-        )
-        own = StatelogArguments(uid, parallelism, location, options or Options(), self._watermark)
-        return apply_keyed(self._frame, arguments, own, plan.operator.codecs)
+    def _build(self, plan: WindowPlan, event_time_column: str) -> DataFrame:
+        # The operator gets groups of rows.
+        arguments = SparkArguments(plan.operator, plan.output, "append", plan.time_mode, event_time_column)
+        return self._keyed.apply(arguments, plan.operator.codecs)
 
 
 def window_time_mode(windows: object, text: str | None) -> TimeMode:
@@ -216,14 +183,14 @@ def window_time_column(df: DataFrame, asked: str | None, watermark: Watermark | 
         raise ConfigurationError(
             "Windows in event time need "
             + ("a watermark, and the input has none." if df.isStreaming else "a time column."),
-            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=."
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass it watermark=."
             if df.isStreaming
-            else "Pass timeColumn.",
+            else "Pass time_column.",
         )
     if asked is not None:
         raise ConfigurationError(
-            f"timeColumn is {asked!r}, but the watermark is of column {marked[0]!r}.",
-            hint="Leave timeColumn out, or give that column the watermark, which says when windows are complete.",
+            f"time_column is {asked!r}, but the watermark is of column {marked[0]!r}.",
+            hint="Leave time_column out, or give that column the watermark, which says when windows are complete.",
         )
     return marked[0]
 
@@ -233,14 +200,14 @@ def marked_columns(df: DataFrame) -> list[str]:
     return [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
 
 
-def on_time(df: DataFrame, lateColumn: str) -> DataFrame:
+def on_time(df: DataFrame, late_column: str) -> DataFrame:
     """Select the results from the output of windows with a column of late rows; drop that column.
 
     Parameters
     ----------
     df : DataFrame
         The output of the windows.
-    lateColumn : str
+    late_column : str
         The column of late rows, as given to :meth:`statelog.KeyedStream.window`.
 
     Returns
@@ -253,16 +220,16 @@ def on_time(df: DataFrame, lateColumn: str) -> DataFrame:
     ConfigurationError
         If there is no such column.
     """
-    column = _late_column(df, lateColumn)
-    return df.where(column.isNull()).drop(lateColumn)
+    column = _late_column(df, late_column)
+    return df.where(column.isNull()).drop(late_column)
 
 
-def late(df: DataFrame, lateColumn: str) -> DataFrame:
+def late(df: DataFrame, late_column: str) -> DataFrame:
     """Select the rows that came too late from the output of windows with a column of late rows.
 
     They are returned as they came in; :func:`on_time`, which has the same parameters and errors, selects all others.
     """
-    column = _late_column(df, lateColumn)
+    column = _late_column(df, late_column)
     return df.where(column.isNotNull()).select(column.alias("late")).select("late.*")
 
 
@@ -270,7 +237,7 @@ def _late_column(df: DataFrame, name: str) -> Any:
     if name not in df.columns or not isinstance(df.schema[name].dataType, StructType):
         raise ConfigurationError(
             f"There is no column {name!r} of late rows; the columns are {', '.join(df.columns)}.",
-            hint="Pass the lateColumn that the windows were made with.",
+            hint="Pass the late_column that the windows were made with.",
         )
     return F.col("`" + name.replace("`", "``") + "`")
 
@@ -282,7 +249,7 @@ def dedup_delay_ms(df: DataFrame, watermark: Watermark | None) -> int:
     marked = next(iter(marked_columns(df)), None)
     if marked is None:
         raise ConfigurationError(
-            "dedup: withinWatermark needs a watermark, and the input has none.",
-            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=.",
+            "dedup: within_watermark needs a watermark, and the input has none.",
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass it watermark=.",
         )
     return int(df.schema[marked].metadata[WATERMARK_DELAY])

@@ -38,7 +38,7 @@ def write_ahead(
     uid : str
         Name of the operator that stores the rows.
     parallelism, location, options
-        As in :meth:`statelog.KeyedStream.transformWithState`. By default the options are those of an operator in front.
+        As in :func:`statelog.key_by`. By default the options are those of an operator in front.
         The rows of `retained_checkpoints` batches are kept.
 
     Returns

@@ -81,7 +81,7 @@ class WindowDefinition:
         lateness_ms = self.allowed_lateness_ms
         if self.time_mode is not TimeMode.EVENT_TIME and (lateness_ms or self.late_column is not None):
             raise ConfigurationError(
-                "allowedLateness and lateColumn have a meaning in event time only: otherwise no row is late.",
+                "allowed_lateness and late_column have a meaning in event time only: otherwise no row is late.",
                 hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
             )
         name = self.time_column
@@ -117,7 +117,7 @@ class WindowDefinition:
         missing = [name for name in ("createAccumulator", "add", "getResult") if not hasattr(function, name)]
         if missing or isinstance(function, type):
             raise ConfigurationError(
-                f"aggregateFunction is {function!r:.80}.",
+                f"aggregate_function is {function!r:.80}.",
                 hint="Pass an object of a subclass of statelog.AggregateFunction, not the class.",
             )
         merges = getattr(type(function), "merge", AggregateFunction.merge) is not AggregateFunction.merge
@@ -127,8 +127,8 @@ class WindowDefinition:
                 " are put together from parts.",
                 hint="Implement merge(one, other): the accumulator of the rows of both.",
             )
-        result = parse_schema(result_type, "resultType", self.parse)
-        schema = parse_schema(accumulator, "accumulatorSchema", self.parse)
+        result = parse_schema(result_type, "result_type", self.parse)
+        schema = parse_schema(accumulator, "accumulator_schema", self.parse)
         return self._with_window(Folded(schema, function, result.names), result, WindowResults.AGGREGATE)
 
     def reduced(
@@ -138,9 +138,9 @@ class WindowDefinition:
         if not callable(function) or not (value_of is None or callable(value_of)):
             raise ConfigurationError(
                 f"reduce takes functions, not {function!r:.80} and {value_of!r:.80}.",
-                hint="Pass reduceFunction(one, other), and valueOf(row) or nothing.",
+                hint="Pass reduce_function(one, other), and value_of(row) or nothing.",
             )
-        value = parse_schema(value_schema, "valueSchema", self.parse)
+        value = parse_schema(value_schema, "value_schema", self.parse)
         if value_of is not None:
             return self._with_window(
                 Reduced(value, function, value_of, (), are_normal=False), value, WindowResults.REDUCE
@@ -148,8 +148,8 @@ class WindowDefinition:
         unknown = [name for name in value.names if name not in self.schema.names]
         if unknown:
             raise ConfigurationError(
-                f"reduce: valueSchema names {unknown[0]!r}, which is no column of the input.",
-                hint=f"Pass valueOf, or use the columns {', '.join(self.schema.names)}.",
+                f"reduce: value_schema names {unknown[0]!r}, which is no column of the input.",
+                hint=f"Pass value_of, or use the columns {', '.join(self.schema.names)}.",
             )
         positions = tuple(self.schema.names.index(name) for name in value.names)
         are_normal = all(
@@ -162,7 +162,7 @@ class WindowDefinition:
         """Plan windows whose rows go to the user's processor."""
         if not isinstance(processor, WindowProcessor):
             raise ConfigurationError(
-                f"windowProcessor is {processor!r:.80}.",
+                f"window_processor is {processor!r:.80}.",
                 hint="Pass an object of a subclass of statelog.WindowProcessor, not the class.",
             )
         rows = StructType([StructField(field.name, stored_type(field.dataType)) for field in self.schema])
@@ -215,13 +215,13 @@ class WindowDefinition:
         """The output columns, with that of late rows; raises ConfigurationError if two have one name."""
         if self.late_column is not None:
             if not isinstance(self.late_column, str) or not self.late_column:
-                raise ConfigurationError(f"lateColumn is {self.late_column!r}, which is no name of a column.")
+                raise ConfigurationError(f"late_column is {self.late_column!r}, which is no name of a column.")
             output = StructType([*output.fields, StructField(self.late_column, _plain(self.schema))])
         doubled = [name for name in output.names if output.names.count(name) > 1]
         if doubled:
             raise ConfigurationError(
                 f"Two output columns of the windows are named {doubled[0]!r}: they are {', '.join(output.names)}.",
-                hint="Give the result's field, or lateColumn, another name.",
+                hint="Give the result's field, or late_column, another name.",
             )
         return output
 

@@ -76,8 +76,8 @@ def draws(
     session: SparkSession, job: Job, sink: Deliveries, *, parallelism: int, output_parallelism: int, options: Options
 ) -> DataStreamWriter:
     """The query's writer."""
-    rows = statelog.key_by(job.read(session), "user").transformWithState(
-        Draws(), DRAWS, "append", "None", parallelism=parallelism, options=options
+    rows = statelog.key_by(job.read(session), "user", parallelism=parallelism, options=options).transformWithState(
+        Draws(), DRAWS, "append", "None"
     )
     writer = statelog.write_ahead(rows, sink, parallelism=output_parallelism, options=options)
     return writer.option("checkpointLocation", str(job.checkpoint))

@@ -87,24 +87,24 @@ class ProcessorHandle:
         self,
         stateName: str,
         schema: Any,
-        reduceFunction: Callable[[Row, Row], Row] | ReadyMade,
+        reduce_function: Callable[[Row, Row], Row] | ReadyMade,
         ttlDurationMs: Duration | Ttl | None = None,
     ) -> ReducingState:
         """The reducing state of this name."""
         state: ReducingState = self._declared(stateName, StateKind.REDUCING)
-        state.bind(reduceFunction)
+        state.bind(reduce_function)
         return state
 
     def getAggregatingState(
         self,
         stateName: str,
-        accumulatorSchema: Any,
-        aggregateFunction: AggregateFunction[Any, Any] | ReadyMade,
+        accumulator_schema: Any,
+        aggregate_function: AggregateFunction[Any, Any] | ReadyMade,
         ttlDurationMs: Duration | Ttl | None = None,
     ) -> AggregatingState:
         """The aggregating state of this name."""
         state: AggregatingState = self._declared(stateName, StateKind.AGGREGATING)
-        state.bind(aggregateFunction)
+        state.bind(aggregate_function)
         return state
 
     def getTimeline(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Timeline:

@@ -143,7 +143,7 @@ class ValueState(_SingleState):
 class ReducingState(_SingleState):
     """One value per key, reduced from all added values.
 
-    Made by ``handle.getReducingState(name, schema, reduceFunction)``. The function takes the value so far and the
+    Made by ``handle.getReducingState(name, schema, reduce_function)``. The function takes the value so far and the
     added one, both tuples of the schema, and returns the next; it should be associative. Of a schema with one field it
     may also be a ready-made aggregate: ``statelog.Sum``, ``Min`` or ``Max`` of that field. Flink's ReducingState.
     """
@@ -202,7 +202,7 @@ class ReadyMade(Protocol):
 class AggregatingState(_SingleState):
     """An accumulator per key, to which values are added that may have another type.
 
-    Made by ``handle.getAggregatingState(name, accumulatorSchema, aggregateFunction)``. The function may also be a
+    Made by ``handle.getAggregatingState(name, accumulator_schema, aggregate_function)``. The function may also be a
     ready-made aggregate: ``statelog.Count``, ``Sum``, ``Min``, ``Max`` or ``Mean``. Flink's AggregatingState.
     """
 

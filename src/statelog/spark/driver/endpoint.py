@@ -244,7 +244,7 @@ class Endpoint:
             f"operator '{plan.uid}': its initial state could not be stored before the first batch: "
             + ("the query's start was not announced." if outcome is None else f"{type(outcome).__name__}: {outcome}"),
             kind=ErrorKind.INITIAL_STATE,
-            hint="Can initialState, or each of initialTables, be computed on its own, for example with count()?",
+            hint="Can initialState, or each of its tables, be computed on its own, for example with count()?",
         )
 
     def _open(self, slot: _Slot, plan: OperatorPlan, task: TaskId) -> None:

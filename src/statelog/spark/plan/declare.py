@@ -199,23 +199,23 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         return self.getMapState(stateName, userKeySchema, valueSchema)
 
     def getReducingState(
-        self, stateName: str, schema: Any, reduceFunction: Any, ttlDurationMs: Duration | Ttl | None = None
+        self, stateName: str, schema: Any, reduce_function: Any, ttlDurationMs: Duration | Ttl | None = None
     ) -> Any:
         placeholder = self._declare(stateName, StateKind.REDUCING, ttlDurationMs, schema)
-        if isinstance(reduceFunction, Aggregate):
-            require_reducing(reduceFunction, self.states[stateName].value_schema, self._subject(stateName))
+        if isinstance(reduce_function, Aggregate):
+            require_reducing(reduce_function, self.states[stateName].value_schema, self._subject(stateName))
         return placeholder
 
     def getAggregatingState(
         self,
         stateName: str,
-        accumulatorSchema: Any,
-        aggregateFunction: Any,
+        accumulator_schema: Any,
+        aggregate_function: Any,
         ttlDurationMs: Duration | Ttl | None = None,
     ) -> Any:
-        placeholder = self._declare(stateName, StateKind.AGGREGATING, ttlDurationMs, accumulatorSchema)
-        if isinstance(aggregateFunction, Aggregate):
-            require_aggregating(aggregateFunction, self.states[stateName].value_schema, self._subject(stateName))
+        placeholder = self._declare(stateName, StateKind.AGGREGATING, ttlDurationMs, accumulator_schema)
+        if isinstance(aggregate_function, Aggregate):
+            require_aggregating(aggregate_function, self.states[stateName].value_schema, self._subject(stateName))
         return placeholder
 
     def deleteIfExists(self, stateName: str) -> None:

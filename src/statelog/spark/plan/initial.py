@@ -103,7 +103,7 @@ def checked_table(df: DataFrame, keys: Sequence[StructField], state: StateDescri
     `keys` are the stream's grouping columns. Raises ConfigurationError if the DataFrame is streaming, if it lacks a
     column or has another one, and if a conversion could lose something.
     """
-    subject = f"operator '{uid}': initialTables['{state.name}']"
+    subject = f"operator '{uid}': initialState['{state.name}']"
     if df.isStreaming:
         raise ConfigurationError(f"{subject} is a streaming DataFrame.", hint="It must be a batch DataFrame.")
     schema = StateColumns(key_schema(keys), state).schema

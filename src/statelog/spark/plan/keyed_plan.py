@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -100,6 +100,9 @@ class BeforeShuffle(Protocol):
         """Take the input's rows of a task, with the key hash behind them; returns rows with the hash behind them."""
 
 
+StepOf: TypeAlias = Callable[[EventTime | None], BeforeShuffle]
+
+
 @dataclass(frozen=True)
 class _StepOfTask:
     """The work of a map task; its errors name the operator, and hide keys like those of the operator."""
@@ -126,8 +129,11 @@ class SparkArguments:
     output_type: StructType | str
     output_mode: str
     time_mode: str
-    initial: KeyedFrame | None
-    event_time_column: str
+    event_time_column: str = ""
+    initial: KeyedFrame | None = None
+    """Initial state as rows for the processor."""
+    tables: Mapping[str, DataFrame] = field(default_factory=dict)
+    """Initial state as tables, by name of the state."""
 
 
 def apply_keyed(
@@ -135,7 +141,7 @@ def apply_keyed(
     arguments: SparkArguments,
     own: StatelogArguments,
     codecs: ProcessorCodecs,
-    step_of: Callable[[EventTime | None], BeforeShuffle] | None = None,
+    step_of: StepOf | None = None,
 ) -> DataFrame:
     """Plan a keyed operator, and return its output rows.
 
@@ -169,7 +175,7 @@ def apply_keyed(
         watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
         deleted=tuple(declared.deleted),
         initial=None if initial is None else initial.by_subtask("i", parallelism),
-        tables=_tables(own.tables, stream, descriptors, uid, parallelism),
+        tables=_tables(arguments.tables, stream, descriptors, uid, parallelism),
         no_data_rule=NoDataRule(
             spark_watermark=event_time is not None and watermark is None,
             own_watermark=watermark is not None,
@@ -250,7 +256,7 @@ def _tables(
     """The tables that are loaded as states before the first batch."""
     if tables and not stream.df.isStreaming:
         raise ConfigurationError(
-            f"operator '{uid}' is part of a batch query and has initialTables.",
+            f"operator '{uid}' is part of a batch query and has tables as initialState.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Only streaming queries keep state that tables could be loaded into.",
         )
@@ -258,7 +264,7 @@ def _tables(
     unknown = [name for name in tables if name not in declared]
     if unknown:
         raise ConfigurationError(
-            f"operator '{uid}': initialTables has a table for {unknown[0]!r}, which is no state of the processor.",
+            f"operator '{uid}': initialState has a table for {unknown[0]!r}, which is no state of the processor.",
             kind=ErrorKind.OTHER_SCHEMA,
             hint=f"Its states are: {', '.join(declared) or 'none'}.",
         )
@@ -361,7 +367,7 @@ def result_event_time(output: StructType, column: str, *, has_watermark: bool) -
     if not has_watermark:
         raise ConfigurationError(
             f"eventTimeColumnName is {column!r}, but the input has no watermark.",
-            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=.",
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass it watermark=.",
         )
     places = [index for index, name in enumerate(output.names) if name.lower() == column.lower()]
     if not places or not isinstance(output[places[0]].dataType, (TimestampType, TimestampNTZType)):

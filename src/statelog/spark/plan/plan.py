@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -35,14 +35,13 @@ from statelog.spark.worker.worker import TIME_COLUMN, DriverAddress, TaskSpec, p
 
 @dataclass(frozen=True)
 class StatelogArguments:
-    """The arguments that Spark's method does not have; see :class:`statelog.KeyedStream`."""
+    """The arguments of :func:`statelog.key_by` for an operator; None for those not given."""
 
     uid: str | None
     parallelism: int | None
     location: str | None
-    options: Options
+    options: Options | None
     watermark: Watermark | None = None
-    tables: Mapping[str, DataFrame] = field(default_factory=dict)
 
 
 def check_arguments(
@@ -56,15 +55,16 @@ def check_arguments(
     session = df.sparkSession
     check_output_mode(output_mode)
     check_session(session)
-    check_options(own.options)
-    check_encryption(session, own.options)
+    options = Options() if own.options is None else own.options
+    check_options(options)
+    check_encryption(session, options)
     uid = checked_uid(own.uid)
     _require_new(uid, df)
     parallelism = checked_parallelism(own.parallelism, session)
     output = parse_output(output_type)
     pickled = pickled_processor(processor, uid)
     location = checked_location(own.location)
-    return OperatorPlan(new_instance(), session, uid, parallelism, location, own.options), output, pickled
+    return OperatorPlan(new_instance(), session, uid, parallelism, location, options), output, pickled
 
 
 def _require_new(uid: str, df: DataFrame) -> None:
@@ -73,7 +73,7 @@ def _require_new(uid: str, df: DataFrame) -> None:
         raise ConfigurationError(
             f"The rows come from another operator named '{uid}'.",
             kind=ErrorKind.UID_REQUIRED,
-            hint="Give each operator a name of its own: transformWithState(..., uid='...').",
+            hint="Give each operator a name of its own: key_by(..., uid='...').",
         )
 
 
