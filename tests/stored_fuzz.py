@@ -36,7 +36,7 @@ from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import FRAME_HEADER_BYTES, FRAME_MAGIC
 from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
 from statelog.queries.save import TableFile
-from statelog.reading.manifest import Manifest, SavedFile, SavedOperator, SavedState
+from statelog.reading.savepoint import Manifest, SavedFile, SavedOperator, SavedState
 from statelog.runs import digests
 from statelog.runs.format import TAIL, Operation, change_schema
 from statelog.runs.key_groups import HashRange

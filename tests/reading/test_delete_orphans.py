@@ -174,7 +174,7 @@ def test_nothing_is_lost_when_others_work_between_two_requests(tmp_path: Path, m
         stop = Stop(number, work)
         with monkeypatch.context() as patched:
             patched.setattr(
-                "statelog.reading.source.open_location",
+                "statelog.reading.open.open_location",
                 lambda location, stop=stop: FaultStore(LocalStore(location), stop),
             )
             delete(query.location)

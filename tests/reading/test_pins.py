@@ -16,7 +16,7 @@ import statelog
 from statelog import PinExpiredError, StateMissingError, StorageError
 from statelog.history.held_pin import HeldPin
 from statelog.history.pins import MARGIN_S, Pin, pin_name, write_pin
-from statelog.reading.source import open_source
+from statelog.reading.open import open_logged
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
@@ -63,7 +63,7 @@ def read(location: str, at: int | None = None) -> list[tuple[Any, ...]]:
 
 
 def held(story: Story, batch: int, lasts_s: float | None = None) -> HeldPin:
-    source = open_source(story.location, "op", batch)
+    source = open_logged(story.location, "op", batch)
     return HeldPin(source.store, source.lineage, batch, owner="test", lasts_s=lasts_s, is_shared=True)
 
 
@@ -75,9 +75,7 @@ def stopped_reader(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     query = story.copied(tmp_path / str(number))
     query.start(keep_local=False)
     stop = Stop(number, lambda: query.run_batches(RETAINED + 2, random.Random(2)))
-    monkeypatch.setattr(
-        "statelog.reading.source.open_location", lambda location: FaultStore(LocalStore(location), stop)
-    )
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: FaultStore(LocalStore(location), stop))
     return query, stop
 
 
@@ -236,7 +234,7 @@ def test_without_the_right_to_write_a_reader_reads_until_the_files_go(
 ) -> None:
     query = story.copied(tmp_path / "query")
     query.start()
-    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: ReadOnly(LocalStore(location)))
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: ReadOnly(LocalStore(location)))
     at = len(query.models) - 1
     assert read(query.location, at) == value_rows(query.models[at])
     reader = statelog.read_state(query.location, state="value", at=at)

@@ -33,8 +33,8 @@ from statelog.log.entry import Parent
 from statelog.queries.branch import branch_query
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator
-from statelog.reading.manifest import SavedOperator
-from statelog.reading.scan import one_by_one
+from statelog.reading.rows import one_by_one
+from statelog.reading.savepoint import SavedOperator
 from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.storage import LocalStore, Store

@@ -16,7 +16,7 @@ from statelog.log.entry import Entry, FrameHeader, QueryCheckpoint, decode_index
 from statelog.log.names import is_pin, require_objects
 from statelog.log.open import new_identity
 from statelog.log.references import SegmentRef
-from statelog.reading.manifest import Manifest, SavedFile, SavedOperator, SavedState
+from statelog.reading.savepoint import Manifest, SavedFile, SavedOperator, SavedState
 from statelog.runs.schema import StateSchema
 from statelog.storage import LocalStore
 from statelog.storage.links import link

@@ -5,14 +5,37 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from statelog.clock import Clock, SystemClock
-from statelog.errors import PinExpiredError, StorageError
+from statelog.errors import PinExpiredError, StatelogError, StorageError
 from statelog.history.pins import Pin, PinnedBase, holding_pins, pin_name, write_pin
 from statelog.history.query_history import QueryHistory, read_history
 from statelog.storage import Store
+
+_ATTEMPTS: Final = 5
+
+_Result = TypeVar("_Result")
+
+
+def retry_given_up(
+    attempt: Callable[[], _Result],
+    *,
+    is_fixed: bool = False,
+    errors: tuple[type[StatelogError], ...] = (PinExpiredError,),
+) -> _Result:
+    """Choose a checkpoint and read it, or pin it; again if it was given up meanwhile, as its query runs.
+
+    One that `is_fixed`, because a user has named it, is not there again. `errors` say that a checkpoint was given up.
+    """
+    for _ in range(1 if is_fixed else _ATTEMPTS):
+        try:
+            return attempt()
+        except errors as error:
+            last = error
+    raise last
 
 
 class HeldPin:

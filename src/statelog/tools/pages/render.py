@@ -18,7 +18,7 @@ from markupsafe import Markup
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.files import removed_on_failure
 from statelog.log.entry import Claim
-from statelog.reading.pinning import PinInfo
+from statelog.reading.pins import PinInfo
 from statelog.shown import REDACTED, plain_text, size_text, time_text
 from statelog.tools.pages.browse import Found, Wanted
 from statelog.tools.pages.charts import Chart, Timeline
