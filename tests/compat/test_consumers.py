@@ -122,7 +122,7 @@ def standing(location: str) -> list[Pin]:
 def test_a_consumer_goes_on_where_it_has_stopped(fixture: Path, name: str) -> None:
     with restored(fixture) as harness:
         location = parts_of(harness).query.location
-        assert sorted(pin.state_at is not None for pin in standing(location)) == [False, True]
+        assert sorted(pin.base is not None for pin in standing(location)) == [False, True]
         for batch in range(len(TIMES_MS), len(TIMES_MS) + 4):
             harness.push(input_of(batch))
         consumer, position = open_consumer(location, with_before=name == "state"), position_of(fixture, name)

@@ -13,8 +13,9 @@ import pytest
 import statelog
 from statelog import PinExpiredError, StateMissingError
 from statelog.clock import SystemClock
-from statelog.history.held_pin import HeldPin
-from statelog.history.pins import MARGIN_S, PinnedBase, StandingPins
+from statelog.coordinator.standing_pins import StandingPins
+from statelog.history.footprint import Footprint
+from statelog.history.pins import MARGIN_S, Consumer, HeldPin, PinnedBase
 from statelog.history.query_history import QueryHistory
 from statelog.reading import before as former
 from statelog.storage import LocalStore
@@ -140,14 +141,10 @@ def pin_state(query: Story, known: QueryHistory, batch: int) -> None:
     base = PinnedBase(batch, record.checkpoint.token, record.needed_from, list(record.base_map.ranges))
     HeldPin(
         LocalStore(query.location),
-        known,
-        latest.batch,
-        operators=[query.identity],
+        Footprint.of_changes(history, latest.batch, since=base.since, base_ranges=base.ranges),
+        Consumer(1 << 30, base.batch, base.token),
         owner="test",
         lasts_s=600.0,
-        since=base.since,
-        max_bytes=1 << 30,
-        base=base,
     )
 
 

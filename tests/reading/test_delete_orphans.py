@@ -16,7 +16,8 @@ import pytest
 import statelog
 from statelog import CorruptionError, StateMissingError, Step
 from statelog.clock import Clock
-from statelog.history.pins import MARGIN_S, log_file
+from statelog.history.footprint import log_file
+from statelog.history.pins import MARGIN_S
 from statelog.history.query_history import read_history
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import PINS_FOLDER

@@ -27,7 +27,8 @@ from statelog import (
     delete_orphans,
 )
 from statelog.coordinator.batch import BatchTime
-from statelog.history.held_pin import HeldPin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import Branch, HeldPin
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Parent
 from statelog.queries.branch import branch_query
@@ -428,7 +429,7 @@ class Tool:
         location = self._query.location
         store = LinkedStore(LocalStore(location), LocalStore)
         query = QueryHistory(self._query.open_log(store).read())
-        pin = HeldPin(store, query, batch, owner="branch", lasts_s=None, is_shared=True, branch=place)
+        pin = HeldPin(store, Footprint.of(query, batch), Branch(place), owner="branch", lasts_s=None, is_shared=True)
         branch_query(query, Parent(location, batch, pin.name), self._target(run))
 
     def _target(self, run: Run) -> RestoreTarget:

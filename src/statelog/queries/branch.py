@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 
 from statelog.clock import SystemClock
 from statelog.errors import PinExpiredError, StateMissingError
-from statelog.history.held_pin import HeldPin, retry_given_up
+from statelog.history.footprint import Footprint
 from statelog.history.operator_history import Record
+from statelog.history.pins import Branch, HeldPin, retry_given_up
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Parent, Section
 from statelog.log.references import BaseRange, SegmentRef, StoredRun
@@ -124,7 +125,8 @@ def _pinned(
         require_apart(spark.location, folders, "The checkpointLocation")
         require_apart(state, folders, "The location of the branch's state")
         owner = f"branch {state}"
-        pin = HeldPin(query.store, query.history, batch, owner=owner, lasts_s=None, is_shared=True, branch=state)
+        needed = Footprint.of(query.history, batch)
+        pin = HeldPin(query.store, needed, Branch(state), owner=owner, lasts_s=None, is_shared=True)
         return query, batch, pin
 
     return retry_given_up(choose, is_fixed=at is not None, errors=(PinExpiredError, StateMissingError))

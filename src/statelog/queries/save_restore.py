@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, StatelogError, StateMissingError
-from statelog.history.held_pin import retry_given_up
+from statelog.history.pins import retry_given_up
 from statelog.history.query_history import QueryHistory
 from statelog.log.open import open_location
 from statelog.numbers import checked_batch

@@ -3,8 +3,8 @@
 Two nouns: a *point* is what exists of an operator at a moment, and *rows* are what a point has of a state.
 
 1. `open` finds the query's log, or the savepoint, at a location. `checkpoints` are the points of a log: on the line
-   that counts, or by the name of a pin. `savepoint` has a manifest and the points in it. Nothing is claimed, so the query
-   does not notice.
+   that counts, or by the name of a pin. `savepoint` has a manifest and the points in it. Nothing is claimed, so the
+   query does not notice.
 2. `states` knows what users read of a point: stored states, or the `windows` that are made of one.
 3. `read` holds the point while its `rows` are read: all of them, merged part by part from the stored runs as in a
    restore, or those of some `keys`, found block by block by `run_search`. A savepoint has them in tables.

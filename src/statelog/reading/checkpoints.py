@@ -22,9 +22,9 @@ from statelog.errors import (
     StateMissingError,
     StorageError,
 )
-from statelog.history.held_pin import HeldPin, gone, is_retained
+from statelog.history.footprint import Footprint
 from statelog.history.operator_history import History
-from statelog.history.pins import Pin, pins_of, read_pin, standing_pins
+from statelog.history.pins import HeldPin, Pin, gone, is_retained, pins_of, read_pin, standing_pins
 from statelog.history.query_history import QueryHistory
 from statelog.local.restore import read_segment
 from statelog.log.entry import Checkpoint, QueryCheckpoint
@@ -182,7 +182,7 @@ class StoredQuery:
     def _read_pin(self, name: str) -> Pin:
         """The pin of a checkpoint, on whichever line it lies; StateMissingError if there is none of this name."""
         pin = read_pin(self.store, name) if name.startswith(f"{PINS_FOLDER}/") else None
-        if pin is None or pin.max_bytes is not None:
+        if pin is None or pin.consumer is not None:
             raise StateMissingError(
                 f"{self.location} has no pin '{name}' of a checkpoint.",
                 hint="Pass a name that list_pins returns; the pin may have expired.",
@@ -333,9 +333,9 @@ class LoggedPoint(Point):
                 return found
         raise _no_checkpoint(self.name, batch, self.history.oldest, self.checkpoint)
 
-    def needs(self, since: int | None = None) -> Pin:
-        """What it needs, as a pin would name it, with the changes from the batch `since` on."""
-        return Pin.of(self.lineage, self.batch, since=since, operators=[self.identity])
+    def needs(self, since: int | None = None) -> Footprint:
+        """What it needs, with the changes from the batch `since` on."""
+        return Footprint.of(self.lineage, self.batch, since=since, operators=[self.identity])
 
     def cut(self, count: int | None = None) -> list[ReadPart]:
         """Cut the state of a keyed operator into parts; see :func:`cut_parts`."""
@@ -354,15 +354,7 @@ class LoggedPoint(Point):
         """
         pin: HeldPin | None = None
         with suppress(StorageError):
-            pin = HeldPin(
-                self.store,
-                self.lineage,
-                self.batch,
-                operators=[self.identity],
-                owner=f"reader {os.getpid()}",
-                lasts_s=READER_S,
-                since=since,
-            )
+            pin = HeldPin(self.store, self.needs(since), owner=f"reader {os.getpid()}", lasts_s=READER_S)
         try:
             yield pin.keep if pin is not None else _nothing
         except (CorruptionError, StorageError) as error:
@@ -416,8 +408,7 @@ class KeptPoint:
     """A checkpoint of an operator that can be read."""
 
     point: LoggedPoint
-    needed: Pin
-    """What it needs, as a pin would name it."""
+    needed: Footprint
     pins: list[tuple[ObjectInfo, Pin]] = field(default_factory=list)
     """Those that keep it."""
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError, StateMissingError, StorageError
-from statelog.history.held_pin import HeldPin, retry_given_up
+from statelog.history.footprint import Footprint
 from statelog.history.operator_history import History
-from statelog.history.pins import Pin, PinnedBase, consumer_pins
+from statelog.history.pins import Consumer, HeldPin, Pin, PinnedBase, consumer_pins, retry_given_up
 from statelog.history.query_history import QueryHistory
 from statelog.history.restore_plan import RestorePlan
 from statelog.log.entry import Checkpoint, QueryCheckpoint
@@ -341,17 +341,14 @@ class ChangeConsumer:
             return  # nothing is there yet, or a pin keeps it that the log does not reach
         store, owner, now_s = self.point.store, self._owner(since), self._clock.monotonic_s()
         try:
+            ranges = [] if base is None else base.ranges
             made = HeldPin(
                 store,
-                look.query,
-                look.latest.batch,
-                operators=[self.point.identity],
+                Footprint.of_changes(history, look.latest.batch, since=first, base_ranges=ranges),
+                Consumer(self._max_bytes) if base is None else Consumer(self._max_bytes, base.batch, base.token),
                 owner=owner,
                 lasts_s=self._pin_s,
                 is_shared=True,
-                since=first,
-                max_bytes=self._max_bytes,
-                base=base,
                 clock=self._clock,
             )
             pins = self._consumer_pins()

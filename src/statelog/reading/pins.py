@@ -8,8 +8,8 @@ from pathlib import Path
 
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.history.held_pin import HeldPin
-from statelog.history.pins import Pin, has_expired, read_pin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import HeldPin, Pin, has_expired, read_pin
 from statelog.log.open import PINS_FOLDER
 from statelog.numbers import is_finite
 from statelog.reading.checkpoints import StoredQuery
@@ -126,7 +126,8 @@ def pin(
     else:
         point = query.point(uid, at)
         lineage, batch, operators = point.lineage, point.batch, [point.identity]
-    held = HeldPin(query.store, lineage, batch, operators=operators, owner=owner, lasts_s=lasts_s, is_shared=True)
+    needed = Footprint.of(lineage, batch, operators=operators)
+    held = HeldPin(query.store, needed, owner=owner, lasts_s=lasts_s, is_shared=True)
     [info] = [one for one in query.store.list(held.name) if one.name == held.name]
     stored = read_pin(query.store, held.name)
     assert stored is not None, "it was just written"

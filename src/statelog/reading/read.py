@@ -11,7 +11,7 @@ from typing import Self
 import pyarrow as pa
 
 from statelog.errors import ConfigurationError, CorruptionError, PinExpiredError, StorageError
-from statelog.history.held_pin import retry_given_up
+from statelog.history.pins import retry_given_up
 from statelog.reading.checkpoints import LoggedPoint
 from statelog.reading.keys import Keys
 from statelog.reading.open import open_logged, open_point

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statelog.history.footprint import stored_parts
-from statelog.history.held_pin import retry_given_up
+from statelog.history.pins import retry_given_up
 from statelog.local.restore import read_segment
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER
 from statelog.metrics import space_amplification

@@ -9,8 +9,7 @@ from pathlib import Path
 from statelog.clock import SystemClock
 from statelog.errors import CorruptionError, ErrorKind, StatelogError, StorageError
 from statelog.history.footprint import stored_parts
-from statelog.history.held_pin import is_retained
-from statelog.history.pins import Pin, standing_pins
+from statelog.history.pins import Pin, is_retained, standing_pins
 from statelog.history.query_history import read_history
 from statelog.local.restore import read_segment
 from statelog.local.stored_reader import read_ahead, read_run, read_threads

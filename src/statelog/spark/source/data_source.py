@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.errors import PinExpiredError, StateMissingError
-from statelog.history.held_pin import HeldPin
+from statelog.history.pins import HeldPin
 from statelog.reading.checkpoints import LoggedPoint
 from statelog.reading.listing import (
     CheckpointInfo,
@@ -140,15 +140,7 @@ class _Reader(DataSourceReader):
         if self._options.show in _LISTS:
             return [_Partition(0, b"")]
         point = open_logged(self._options.location, self._options.uid, self._options.at)
-        held = HeldPin(
-            point.store,
-            point.lineage,
-            point.batch,
-            operators=[point.identity],
-            owner="spark.read",
-            lasts_s=self._options.pin_s,
-            is_shared=True,
-        )
+        held = HeldPin(point.store, point.needs(), owner="spark.read", lasts_s=self._options.pin_s, is_shared=True)
         whole = _Partition(point.batch, point.checkpoint.token, held.name)
         if point.checkpoint.is_whole:
             return [whole]
