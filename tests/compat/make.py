@@ -1,4 +1,4 @@
-"""Writes the fixtures of the present version: ``python -m tests.compat.make v1``, or of some kinds: ``... v2 pins``.
+"""Writes the fixtures of the present version: ``python -m tests.compat.make v1``.
 
 A fixture is frozen by the first release that has its version. The same code writes the same bytes: tokens are counted,
 and time stands still.
@@ -11,7 +11,6 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from unittest.mock import patch
 
 from tests.compat import (
@@ -46,11 +45,9 @@ KINDS = (
 _NOW_S = 1.7e9
 
 
-def make(name: str, kinds: Sequence[str]) -> None:
-    """Write the fixtures of this name anew, of some kinds or of all."""
+def make(name: str) -> None:
+    """Write the fixtures of this name anew."""
     for kind in KINDS:
-        if kinds and kind.FIXTURES.name not in kinds:
-            continue
         numbers = itertools.count(1)
 
         def token(size: int | None = None, numbers: itertools.count[int] = numbers) -> bytes:
@@ -67,4 +64,4 @@ def make(name: str, kinds: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    make(sys.argv[1], sys.argv[2:])
+    make(sys.argv[1])

@@ -237,14 +237,14 @@ def test_a_pin_vouches_for_what_it_keeps_itself(log: ShortLog) -> None:
     assert not replace(early, token=own.token).covers(own), "no base is kept"
 
 
-def test_a_pin_is_a_sealed_document_of_version_2(log: ShortLog) -> None:
+def test_a_pin_is_a_sealed_document_of_version_1(log: ShortLog) -> None:
     pin = replace(pin_of(log, 5), holds=True)
     name = put(log, pin)
     assert name == f"pins/{5:020}-{b'pin'.hex()}.json"
-    assert log.store.objects[name][0] == seal(pin, "statelog pin", 2)
+    assert log.store.objects[name][0] == seal(pin, "statelog pin", 1)
     assert read_pin(log.store, name) == pin
-    log.store.put(name, seal(pin, "statelog pin", 3))
-    with pytest.raises(ConfigurationError, match=f"{name}: .* version 3, and this statelog reads up to 2"):
+    log.store.put(name, seal(pin, "statelog pin", 2))
+    with pytest.raises(ConfigurationError, match=f"{name}: .* version 2, and this statelog reads up to 1"):
         read_pin(log.store, name)
     log.store.put(name, seal(pin, "statelog parent", 1))
     with pytest.raises(CorruptionError, match=f"{name}: it is a statelog parent"):

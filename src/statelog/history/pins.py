@@ -32,7 +32,7 @@ MARGIN_S: Final = 60.0
 """A pin counts so much longer than it lasts, since clocks differ."""
 
 _KIND: Final = "statelog pin"
-_VERSION: Final = 2
+_VERSION: Final = 1
 _ATTEMPTS: Final = 5
 
 _Result = TypeVar("_Result")
@@ -170,30 +170,6 @@ class Pin(Footprint, frozen=True, kw_only=True):
         return self.consumer is None and other.token == self.token and set(self.objects).issuperset(other.objects)
 
 
-class _StoredPin(Footprint, frozen=True, kw_only=True):
-    """A pin as any version has stored it; version 1 told its purpose by the members after `holds`."""
-
-    owner: str
-    made_ms: int
-    lasts_s: float | None
-    purpose: Hold | Branch | Consumer | None = None
-    holds: bool = False
-    max_bytes: int | None = None
-    state_at: int | None = None
-    state_token: bytes = b""
-    branch: str = ""
-
-    def pin(self) -> Pin:
-        """The pin."""
-        purpose = self.purpose
-        if purpose is None and self.max_bytes is not None:
-            purpose = Consumer(self.max_bytes, self.state_at, self.state_token)
-        elif purpose is None:
-            purpose = Branch(self.branch) if self.branch else Hold()
-        members = {name: value for name, value in asdict(self).items() if name in Pin.__struct_fields__}
-        return Pin(**members | {"purpose": purpose})
-
-
 def standing_pins(store: Store, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
     """The pins of checkpoints that hold for others and stand for a while yet, of one batch or of all.
 
@@ -241,7 +217,7 @@ def read_pin(store: Store, name: str) -> Pin | None:
     data = if_present(lambda: store.read(name))
     if data is None:
         return None
-    pin = unseal(data, _StoredPin, kind=_KIND, version=_VERSION, name=name).pin()
+    pin = unseal(data, Pin, kind=_KIND, version=_VERSION, name=name)
     require_identities([one.identity for one in pin.operators], name)
     bases = [part.base for one in pin.operators for part in one.base_ranges]
     require_objects({*pin.objects, *names_of_runs(bases)}, name)
