@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from statelog.coordinator import active_operator
 from statelog.coordinator.batch import OperatorBatch
 from statelog.coordinator.materialization import MaterializationPolicy
+from statelog.coordinator.standing_pins import StandingPins
 from statelog.errors import FencedError
-from statelog.history.pins import StandingPins
 from statelog.history.query_history import QueryHistory
 from statelog.local import runs
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer

@@ -19,7 +19,7 @@ from statelog import ConfigurationError, PinExpiredError, StateMissingError
 from statelog.errors import ErrorKind
 from statelog.reading.changes import changed_rows
 from statelog.reading.consumer import OWNER, ChangeConsumer, Position
-from statelog.reading.source import open_source
+from statelog.reading.open import open_logged
 from tests.model.query_engine import SparkNotes
 from tests.model.query_graph import State, operator_of
 from tests.soak.processes import Died, Remote, first_answer
@@ -88,14 +88,14 @@ class QueryTool:
         """Follow the changes of an operator from a position on, or from the newest batch; None if they are gone."""
         try:
             consumer = ChangeConsumer(
-                location, open_source(location, uid, None), "held", pin_s=_OLD_S, max_bytes=1 << 30
+                location, open_logged(location, uid, None), "held", pin_s=_OLD_S, max_bytes=1 << 30
             )
             if since is None:
                 return consumer.first(consumer.newest(None).batch), []
             end = consumer.newest(since)
             found: dict[int, dict[int, int]] = {}
             if end != since:
-                store, state, table = consumer.source.store, consumer.state, consumer.table
+                store, state, table = consumer.point.store, consumer.state, consumer.table
                 for own in consumer.changes(since, end):
                     batches = ((changes, changes.rows(store, state)) for changes in own)
                     for rows in changed_rows(store, state, table, batches, None):

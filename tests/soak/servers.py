@@ -31,14 +31,15 @@ from statelog import (
     delete_orphans,
 )
 from statelog.coordinator.batch import BatchTime
-from statelog.history.held_pin import HeldPin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import Branch, HeldPin
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Parent
 from statelog.queries.branch import branch_query
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator
-from statelog.reading.manifest import SavedOperator
-from statelog.reading.scan import one_by_one
+from statelog.reading.rows import one_by_one
+from statelog.reading.savepoint import SavedOperator
 from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.storage import LocalStore, Store
@@ -486,7 +487,7 @@ class Tool:
         location = self._query.location
         store = LinkedStore(LocalStore(location), LocalStore)
         query = QueryHistory(self._query.open_log(store).read())
-        pin = HeldPin(store, query, batch, owner="branch", lasts_s=None, is_shared=True, branch=place)
+        pin = HeldPin(store, Footprint.of(query, batch), Branch(place), owner="branch", lasts_s=None, is_shared=True)
         branch_query(query, Parent(location, batch, pin.name), self._target(run))
 
     def _target(self, run: Run) -> RestoreTarget:
