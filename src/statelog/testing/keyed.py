@@ -42,8 +42,7 @@ from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.query import MicroBatches
 from statelog.testing.rows import ColumnReader, ColumnWriter
 from statelog.testing.state_view import StateView
-from statelog.windows.aggregated import AggregatedWindows
-from statelog.windows.operator import WindowOperator
+from statelog.windows.engine import Windows
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ class KeyedQuery:
 
 
 def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
-    if isinstance(processor, WindowOperator | AggregatedWindows | KeyedAggregates | Deduplicate):
+    if isinstance(processor, Windows | KeyedAggregates | Deduplicate):
         return processor.codecs
     if isinstance(processor, ArrowProcessor):
         return ArrowCodecs()

@@ -177,6 +177,7 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         super().__init__(uid, parse)
         self.deleted: dict[str, None] = {}
         self.timers = None
+        self.declares_by_key = False
         self._domains = domains
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: Duration | Ttl | None = None) -> Any:
@@ -190,12 +191,7 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
     ) -> Any:
         return self._declare(stateName, StateKind.MAP, ttlDurationMs, valueSchema, userKeySchema)
 
-    def getTimeline(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Any:
-        return self.getMapState(stateName, userKeySchema, valueSchema)
-
-    getTimeColumns = getTimeline
-
-    def getTimedRows(self, stateName: str, userKeySchema: Any, valueSchema: Any, makeRows: Any, areShared: bool) -> Any:
+    def getTimeColumns(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Any:
         return self.getMapState(stateName, userKeySchema, valueSchema)
 
     def getReducingState(
