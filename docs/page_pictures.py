@@ -24,7 +24,7 @@ DEMO: Final = Path(__file__).parents[1] / "build" / "demo" / "checkpoints.html"
 NOTE: Final = "statelog page"
 """The name of the note in a picture."""
 
-_PAGES: Final = Path(__file__).parents[1] / "src" / "statelog" / "pages"
+_PAGES: Final = Path(__file__).parents[1] / "src" / "statelog" / "tools" / "pages"
 _WIDTH: Final = 1180
 
 

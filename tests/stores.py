@@ -27,7 +27,7 @@ class KeptStore(WholeObjects):
     """The store of a location such as ``kept:/some/directory``, whose scheme only those know who have registered it."""
 
     def __init__(self, location: str) -> None:
-        super().__init__(LocalStore(location.removeprefix("kept:")))
+        super().__init__(LocalStore(location.partition(":")[2]))
 
 
 class MemoryStore(Store):

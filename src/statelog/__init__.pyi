@@ -94,9 +94,8 @@ from .tools.doctor.doctor import doctor
 from .tools.doctor.finding import Finding
 from .tools.exporters.opentelemetry import export_to_opentelemetry
 from .tools.exporters.prometheus import MetricsServer, prometheus_collector, serve_metrics
-from .tools.pages.notebook import Summary, show
-from .tools.pages.render import report
-from .tools.pages.server import PageServer, ui
+from .tools.pages.server import PageServer
+from .tools.pages.ui import Summary, report, show, ui
 from .windows.assigners import CountWindows, SessionWindows, SlidingWindows, TumblingWindows
 from .windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import datetime
 from collections.abc import Callable, Iterable, Mapping
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from types import NoneType
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -116,7 +116,10 @@ def _decimal(kind: DecimalType, value: Any) -> Decimal:
         raise TypeError("it is not a number")
     if not exact.is_finite():
         raise ValueError("it is not finite")
-    rounded = exact.quantize(Decimal(1).scaleb(-kind.scale), context=_DECIMALS)
+    try:
+        rounded = exact.quantize(Decimal(1).scaleb(-kind.scale), context=_DECIMALS)
+    except InvalidOperation:
+        raise ValueError("it has too many digits") from None
     if abs(rounded) >= Decimal(10) ** (kind.precision - kind.scale):
         raise ValueError("it has too many digits")
     return rounded

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from tests.packaging.environment import EXTRAS, PROJECT, REPOSITORY, Environment, name_of, pinned
 
-TEMPLATES = REPOSITORY / "src" / "statelog" / "pages" / "templates"
+TEMPLATES = REPOSITORY / "src" / "statelog" / "tools" / "pages" / "templates"
 
 USE = """
 import sys

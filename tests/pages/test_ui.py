@@ -22,10 +22,10 @@ from statelog.runs.schema import encode_schema
 from statelog.testing.query import ManualClock
 from statelog.tools.pages.live import LiveOperator, Watched
 from statelog.tools.pages.model import PageModel
-from statelog.tools.pages.notebook import Summary
 from statelog.tools.pages.operator_model import read_operators
 from statelog.tools.pages.savepoint_list import SavepointFolders
 from statelog.tools.pages.server import App, PageServer
+from statelog.tools.pages.ui import Summary
 from tests.pages.queries import materialized
 from tests.reading.story import Story
 from tests.short_log import ShortLog

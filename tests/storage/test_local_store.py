@@ -42,6 +42,14 @@ def test_a_directory_can_be_appended_to_and_is_read_from_its_beginning(tmp_path:
     assert buffer == b"123"
 
 
+@pytest.mark.parametrize("root", ["nas://server/state", "slow:/data", "file:/data"])
+def test_a_location_with_a_scheme_is_no_path(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"LocalStore was given {root}.* not a path"):
+        LocalStore(root).put("name", b"")
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "root")
     assert store.list() == []

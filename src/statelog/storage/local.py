@@ -14,6 +14,7 @@ from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.files import removed_on_failure
+from statelog.storage.location import scheme_of
 from statelog.storage.posix import AppendFile, read_all, read_into, rewrite, sync_data, sync_directory, write_all
 from statelog.storage.store import ObjectInfo, Store
 
@@ -30,6 +31,13 @@ class LocalStore(Store):
     """
 
     def __init__(self, root: str | Path, *, new_token: Callable[[], str] = secrets.token_hex) -> None:
+        if scheme := scheme_of(str(root)):
+            raise ConfigurationError(
+                f"LocalStore was given {root}, which begins with the scheme {scheme} and is not a path.",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                hint="Remove the scheme first: otherwise the objects would go to a folder of that name in the working"
+                " directory.",
+            )
         self._root = os.path.abspath(root)
         self._new_token = new_token
         self._appended: dict[str, AppendFile] = {}

@@ -27,8 +27,8 @@ from statelog.tools.cli.arguments import AT, JSON, LOCATION, UID
 from statelog.tools.cli.shown import show_result, show_results, show_table, shown_progress, write_json
 from statelog.tools.doctor import doctor as diagnosis
 from statelog.tools.doctor.finding import Finding
-from statelog.tools.pages.render import report as write_report
-from statelog.tools.pages.server import ui as serve_page
+from statelog.tools.pages.ui import report as write_report
+from statelog.tools.pages.ui import ui as serve_page
 
 _PLACE: Final = click.option("--location", help="Where the operators' state is, if they are given a location.")
 

@@ -7,9 +7,9 @@ state is read, so its cost grows with the entries of the log and not with the st
 - `model`: the page; `operator_model`: one operator of it; `checkpoint_sizes`: the bytes and files of each checkpoint.
 - `savepoint_list`: the savepoints in some folders.
 - `charts`: axes, bars and lanes; `operator_charts`: those of an operator.
-- `render`: the templates, and ``report``, the page as a file.
-- `server`: ``ui``, the page served while a query runs; `live`: what its driver adds; `browse`: the look-up of keys.
-- `notebook`: a summary for notebooks.
+- `render`: the templates. `server`: the page, served while a query runs; `live`: what its driver adds; `browse`: the
+  look-up of keys.
+- `ui`: the public functions ``ui``, ``report`` and ``show``.
 
 Values are escaped by the template, and the page may load nothing and run nothing: its content policy allows its own
 style only.

@@ -6,11 +6,10 @@ import hashlib
 import hmac
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import parse_qs
@@ -21,14 +20,13 @@ from waitress.wasyncore import close_all
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError
 from statelog.tools.pages.browse import Wanted, browse
-from statelog.tools.pages.extra import require_extra
-from statelog.tools.pages.live import Watched, watch
+from statelog.tools.pages.live import Watched
 from statelog.tools.pages.model import PageModel, read_page
 from statelog.tools.pages.render import browse_html, checkpoints_html, content_policy, error_html, render
 from statelog.tools.pages.savepoint_list import SavepointFolders
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
+    pass
 
 
 _FRESH_S: Final = 5.0
@@ -249,53 +247,3 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def ui(
-    query: StreamingQuery | str | Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    redact_keys: bool = False,
-    savepoints: Sequence[str | Path] = (),
-) -> PageServer:
-    """Serve a page about a query's checkpoints, with a look into its state; nothing can be changed there.
-
-    Parameters
-    ----------
-    query : StreamingQuery, str or Path
-        A query of this process, whose page also has the durations of its checkpoints and the progress of a restore; it
-        may just have been started. Or a location, as in :func:`report`.
-    host : str
-        The address to serve at. The default is this host alone: all its users can open the page. At any other address
-        the page asks for a token, which is part of the printed address; there is no encryption.
-    port : int
-        The port; 0 for a free one.
-    redact_keys : bool
-        Whether keys and values are replaced by dots; they are in any case if an operator of the query has the option of
-        that name.
-    savepoints : sequence of str or Path
-        Folders with savepoints, as in :func:`report`.
-
-    Returns
-    -------
-    PageServer
-        The served page; its `url` is the address.
-
-    Raises
-    ------
-    ConfigurationError
-        If the address cannot be used, the extra is not installed, or the location has no operator.
-
-    Examples
-    --------
-    >>> page = statelog.ui(query)  # doctest: +SKIP
-    >>> page.url  # doctest: +SKIP
-    'http://127.0.0.1:40123/'
-    """
-    require_extra()
-    from statelog.tools.pages.server import serve
-
-    folders = SavepointFolders([str(folder) for folder in savepoints])
-    look = watch(query)
-    return serve(look, folders, host=host, port=port, redact_keys=redact_keys or look().redacts_keys)
