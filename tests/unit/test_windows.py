@@ -18,10 +18,19 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ConfigurationError, ProcessorError
+from statelog.clock import SystemClock
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
+from statelog.operators.keyed.indexing import IndexedRows
+from statelog.operators.keyed.operator import BatchContext
+from statelog.operators.keyed.subtask import KeyedSubtask
+from statelog.runs.byte_slices import Budget
+from statelog.runs.times import Moment
+from statelog.stopwatch import Stopwatch
+from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
+from statelog.testing.arguments import OperatorArguments, read_schema
+from statelog.testing.keyed import KeyedQuery
 from statelog.windows.build import WindowDefinition
 from tests.model.windows_model import INPUT, KINDS, Rows, instant, window_harness
 from tests.panes import ends_of, pane_of
@@ -712,3 +721,26 @@ def test_states_of_a_processor_are_those_of_the_key_and_expire_in_event_time() -
         assert harness.value("windows", "b") == (1,)
         harness.push([("a", instant(200), 1)])
         assert harness.advanceWatermark(300) == [("a", 1, 3)]
+
+
+@pytest.mark.parametrize(("kind", "most_keys"), [("agg", 100), ("reduce", 7), ("aggregate", 7), ("process", 7)])
+def test_rows_become_objects_for_fewer_keys_at_once(kind: str, most_keys: int) -> None:
+    plan = KINDS[kind](definition())
+    arguments = OperatorArguments(
+        input=INPUT, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
+    )
+    query = KeyedQuery(plan.operator, arguments, statelog.Options())
+    operator = replace(query.operator.make(), budget=Budget(window_keys=7, column_keys=100))
+    sizes: list[int] = []
+    process = operator.processor.process
+
+    def counted(chunk: IndexedRows, moment: Moment) -> Any:
+        sizes.append(len(chunk.keys))
+        return process(chunk, moment)
+
+    operator.processor.process = counted
+    context = BatchContext(1, 0, Moment(0, 0))
+    subtask = KeyedSubtask(operator, RunsTable(), context, Stopwatch(SystemClock()))
+    assert not sum(rows.num_rows for rows in subtask.process(query.data([(str(n), instant(1), n) for n in range(20)])))
+    assert sum(sizes) == 20
+    assert max(sizes) == min(20, most_keys)
