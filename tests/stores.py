@@ -10,6 +10,7 @@ from typing import TypeVar
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, StorageError
 from statelog.storage import LocalStore, ObjectInfo, Store
+from statelog.storage.location import scheme_of
 from statelog.storage.wrapper import StoreWrapper
 
 _T = TypeVar("_T")
@@ -24,10 +25,11 @@ class WholeObjects(StoreWrapper):
 
 
 class KeptStore(WholeObjects):
-    """The store of a location such as ``kept:/some/directory``, whose scheme only those know who have registered it."""
+    """The store of a path, or of a location such as ``kept:/some/directory`` whose scheme a test has registered."""
 
     def __init__(self, location: str) -> None:
-        super().__init__(LocalStore(location.partition(":")[2]))
+        scheme = scheme_of(location)
+        super().__init__(LocalStore(location[len(f"{scheme}:") :] if scheme else location))
 
 
 class MemoryStore(Store):

@@ -10,7 +10,7 @@
       PinExpiredError      the files of an old checkpoint are gone: read a newer one
       StorageError         the store did not answer: try again
       CorruptionError      stored bytes are damaged: restore, and report it
-      ProtocolError        a message of another version or from a stranger: check the installation
+      ProtocolError        a message of another version or from another program: check the installation
 
 Every error has a stable ``kind``, a message that names the object concerned, and a hint. Its text has all three, so an
 error can be read back from the text that Spark's JVM makes of it.

@@ -1,4 +1,4 @@
-"""Keys and values in messages, and texts on terminals, in logs and on pages, without characters that control these.
+"""Text for people: keys and values without control characters, sizes and times.
 
 Keys and values can be hidden: then dots stand for them.
 """
@@ -59,6 +59,9 @@ def shown_value(value: Any) -> str:
         return f"{type(value).__name__} {REDACTED}"
     text = plain_text(" ".join(repr(value).split()))
     return f"{type(value).__name__} {text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 3] + '...'}"
+
+
+# ---- Sizes and times ----
 
 
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")

@@ -82,8 +82,8 @@ HELD_BY = {
         "unit/test_shown.py::test_keys_values_and_errors_have_none",
     ],
     "**Who reaches the driver's port** can connect, and gets no answer without the secret.": [
-        "unit/test_rpc_strangers.py::test_wrong_secret_is_not_answered",
-        "unit/test_rpc_strangers.py::test_call_without_handshake_is_not_answered",
+        "unit/test_rpc_handshake.py::test_wrong_secret_is_not_answered",
+        "unit/test_rpc_handshake.py::test_call_without_handshake_is_not_answered",
     ],
     "Bytes that are no call are an error of statelog.": [
         "unit/test_rpc.py::test_a_malformed_request_is_answered_with_an_error_of_statelog",

@@ -38,11 +38,15 @@ def test_a_slice_of_the_soak() -> None:
 
 
 def test_a_slice_of_the_soak_of_queries() -> None:
-    code, text = soak("--minutes", "0.2", "--seed", "22", lane="queries")
-    assert code == 0, text[-20_000:]
-    counts = told(text, "passed")
-    for name in ("batches", "kills", "failed tasks", "lost outputs", "speculative attempts"):
-        assert counts[name] > 0, name
+    """How much happens in a time depends on the machine: if something has not happened, other seeds follow."""
+    missing = {"batches", "kills", "failed tasks", "lost outputs", "speculative attempts"}
+    for seed in range(22, 28):
+        code, text = soak("--minutes", "0.2", "--seed", str(seed), lane="queries")
+        assert code == 0, text[-20_000:]
+        missing -= {name for name, count in told(text, "passed").items() if name in missing and count}
+        if not missing:
+            break
+    assert not missing
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 import statelog
 from statelog.convert.ddl import parse_ddl
 from statelog.spark.driver import internals
-from statelog.spark.driver.adaptive import stay_below
+from statelog.spark.driver.query_session import stay_below
 from tests.spark.faults import wait_until
 
 pytestmark = pytest.mark.spark

@@ -67,9 +67,6 @@ def test_the_page_of_a_running_query_has_its_durations(spark: SparkSession, tmp_
 class SlowStore(KeptStore):
     """Takes longer for a changeset than a restore may take without a report."""
 
-    def __init__(self, location: str) -> None:
-        super().__init__(location.removeprefix("slow:"))
-
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         if "/changes/" in name:
             time.sleep(1.1)

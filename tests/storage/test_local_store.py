@@ -50,6 +50,13 @@ def test_a_location_with_a_scheme_is_no_path(root: str, tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_an_empty_root_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="LocalStore was given an empty root"):
+        LocalStore("").put("name", b"")
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "root")
     assert store.list() == []

@@ -301,11 +301,11 @@ def test_bytes_that_are_no_request_are_an_error(server: RpcServer) -> None:
 def test_a_closed_server_takes_nobody_and_goes_on_with_the_others(
     handler: Handler, identity: TlsIdentity | None
 ) -> None:
-    with serving(handler, RpcPolicy(), identity) as server, connect(server) as stranger:
+    with serving(handler, RpcPolicy(), identity) as server, connect(server) as pending:
         client = client_of(server)
-        read(stranger, HELLO_BYTES)
+        read(pending, HELLO_BYTES)
         server.close()
-        assert read_to_end(stranger) == b""
+        assert read_to_end(pending) == b""
         with pytest.raises(ProtocolError, match="cannot be reached"):
             client_of(server)
         assert client.call(ack(9)) == Acked()
@@ -739,7 +739,7 @@ def test_bytes_are_given_back_after_an_error() -> None:
 
 # ---- Anything ----
 
-FUZZED = replace(SHORT, max_request_bytes=2000, max_payload_bytes=2000, max_strangers=8, handshake_timeout_s=0.05)
+FUZZED = replace(SHORT, max_request_bytes=2000, max_payload_bytes=2000, max_pending=8, handshake_timeout_s=0.05)
 REQUESTS = [msgspec.msgpack.encode(one) for one in (ack(9), ack(0), Begin(TASK, 1, 10, None), Tick("c", "r", True))]
 
 

@@ -1,4 +1,4 @@
-"""Calls with TLS: nothing is readable on the wire, nobody else is accepted, and no stranger holds up the others."""
+"""Calls with TLS: nothing is readable on the wire, and no pending connection holds up the others."""
 
 from __future__ import annotations
 
@@ -251,32 +251,32 @@ def test_older_versions_of_tls_are_refused(handler: Handler, tls_identity: TlsId
     old = python_tls(tls_identity.certificate)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with serving(handler, PATIENT, tls_identity) as server:
-        with plain(server.port) as stranger, pytest.raises(OSError, match=r".") as caught:
-            old.wrap_socket(stranger)
+        with plain(server.port) as pending, pytest.raises(OSError, match=r".") as caught:
+            old.wrap_socket(pending)
         assert not isinstance(caught.value, TimeoutError)
         require_service(server)
 
 
-# ---- Strangers ----
+# ---- PendingConnections ----
 
 
 def client_hello() -> bytes:
     return Tls(ssl.create_default_context(), is_server=False).shake_hands()[1]
 
 
-def test_strangers_within_the_handshake_hold_up_nobody_and_end_in_time(
+def test_pending_connections_within_the_handshake_hold_up_nobody_and_end_in_time(
     handler: Handler, tls_identity: TlsIdentity
 ) -> None:
     hello, before = client_hello(), serving_threads()
     with ExitStack() as held, serving(handler, replace(SHORT, handshake_timeout_s=1), tls_identity) as server:
-        strangers = [held.enter_context(plain(server.port)) for _ in range(30)]
-        for number, stranger in enumerate(strangers):
-            stranger.sendall(hello[: number * len(hello) // 29])
+        pending_connections = [held.enter_context(plain(server.port)) for _ in range(30)]
+        for number, pending in enumerate(pending_connections):
+            pending.sendall(hello[: number * len(hello) // 29])
         for _ in range(3):
             require_service(server)
         assert len(serving_threads() - before) <= 4
-        for stranger in strangers:
-            read_to_end(stranger)  # ends
+        for pending in pending_connections:
+            read_to_end(pending)  # ends
         require_service(server)
 
 
@@ -289,28 +289,28 @@ def test_strangers_within_the_handshake_hold_up_nobody_and_end_in_time(
     ],
     ids=["a long hello", "endless records", "no TLS"],
 )
-def test_what_a_stranger_sends_is_bounded(handler: Handler, tls_identity: TlsIdentity, sent: bytes) -> None:
-    with serving(handler, PATIENT, tls_identity) as server, plain(server.port) as stranger:
+def test_what_a_pending_connection_sends_is_bounded(handler: Handler, tls_identity: TlsIdentity, sent: bytes) -> None:
+    with serving(handler, PATIENT, tls_identity) as server, plain(server.port) as pending:
         with suppress(ConnectionError):
-            stranger.sendall(sent)
-            stranger.sendall(sent[:1])
-        read_to_end(stranger)  # at once, not when its time is over
+            pending.sendall(sent)
+            pending.sendall(sent[:1])
+        read_to_end(pending)  # at once, not when its time is over
         require_service(server)
 
 
-def test_what_a_stranger_sends_after_tls_s_handshake_is_bounded_too(
+def test_what_a_pending_connection_sends_after_tls_s_handshake_is_bounded_too(
     handler: Handler, tls_identity: TlsIdentity
 ) -> None:
     client = connect(tls_identity.certificate)
-    with serving(handler, PATIENT, tls_identity) as server, plain(server.port) as stranger:
+    with serving(handler, PATIENT, tls_identity) as server, plain(server.port) as pending:
         is_complete, to_send = client.shake_hands()
         while not is_complete:
-            stranger.sendall(to_send)
-            is_complete, to_send = client.shake_hands(stranger.recv(1 << 16))
-        stranger.sendall(to_send)
+            pending.sendall(to_send)
+            is_complete, to_send = client.shake_hands(pending.recv(1 << 16))
+        pending.sendall(to_send)
         with suppress(ConnectionError):
-            stranger.sendall(struct.pack("!BHH", 23, 0x0303, 1 << 14) + bytes((1 << 14) - 100))
-        read_to_end(stranger)  # It would wait for the end of the record.
+            pending.sendall(struct.pack("!BHH", 23, 0x0303, 1 << 14) + bytes((1 << 14) - 100))
+        read_to_end(pending)  # It would wait for the end of the record.
         require_service(server)
 
 

@@ -170,6 +170,9 @@ def _bodies(registers: _Registers) -> pa.Array:
     return column.cast(pa.binary())
 
 
+# ---- Hashes of values: stored sketches depend on them ----
+
+
 Hashes = npt.NDArray[np.uint64]
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)

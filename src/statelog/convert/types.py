@@ -155,6 +155,9 @@ def key_decoder(codec: KeyCodec, zone: str) -> Callable[[Sequence[bytes]], list[
     return decode
 
 
+# ---- Columns of held values, of types for which Arrow makes none: timestamps, and what holds them or structs ----
+
+
 _MOST_ELEMENTS: Final = (1 << 31) - 1
 
 

@@ -1,4 +1,4 @@
-"""Makes the metrics of an operator in a checkpoint."""
+"""The metrics of an operator's checkpoints: makes them, keeps the latest, and warns of slow ones."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import decode_schema, is_deleted, plain_name
 from statelog.shown import time_text
 from statelog.stopwatch import Part
+
+_log: Final = get_logger(__name__)
 
 
 def checkpoint_metrics(
@@ -146,6 +148,9 @@ def _key_codec(key_schema: bytes) -> KeyCodec:
     return KeyCodec(decode_schema(key_schema))
 
 
+# ---- The latest ----
+
+
 _KEPT: Final = 1000
 
 
@@ -175,7 +180,8 @@ class KeptMetrics:
         self._observer.checkpoint(metrics)
 
 
-_log = get_logger(__name__)
+# ---- Warnings ----
+
 
 SLOW_S: Final = 10.0
 """A checkpoint is slow if it takes this long in its slowest subtask and on the driver together."""

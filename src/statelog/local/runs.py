@@ -33,7 +33,11 @@ _SECOND_NS: Final = 10**9
 
 
 class FileStamps:
-    """Stamps files; `boot_id` is the system's file with the id of its boot.
+    """Tells without reading a local file whether it is unchanged since it was written or checked.
+
+    A stamp is in the file's time of modification: its nanoseconds are a hash of the whole seconds, the size, and the id
+    of the system's boot, which the file `boot_id` has. A later write sets another time. After a boot no stamp holds,
+    because data that had not yet reached the disk is lost. Blocks that change by themselves fail their checksums.
 
     Where the system has none, no file has a stamp, so all files are checked whenever they are opened.
     """
@@ -66,6 +70,9 @@ def _stamped_ns(status: os.stat_result, boot: str) -> int:
 
 
 FILE_STAMPS: Final = FileStamps(Path("/proc/sys/kernel/random/boot_id"))
+
+
+# ---- Runs ----
 
 
 JOB_FOLDER: Final = "job"

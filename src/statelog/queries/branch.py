@@ -144,6 +144,9 @@ def _pinned(
     raise AssertionError("unreachable")
 
 
+# ---- The log of a branch: it refers to the parent's objects, where they are ----
+
+
 def branch_query(query: QueryHistory, parent: Parent, target: RestoreTarget) -> None:
     """Begin a query's log with the entries that checkpoint `target.batch` of its parent's history needs.
 

@@ -1,4 +1,4 @@
-"""Saves an operator: turns its state at a checkpoint into the tables of a savepoint."""
+"""Saves an operator: its state at a checkpoint becomes the tables of a savepoint, Parquet files that all tools read."""
 
 from __future__ import annotations
 
@@ -145,6 +145,9 @@ def _state_folders(folder: str, states: Sequence[StateSchema]) -> dict[str, str]
         stored.name: f"{folder}/timers" if stored.kind == StateKind.TIMER else f"{folder}/states/{names[stored.name]}"
         for stored in states
     }
+
+
+# ---- Parquet files: types that all tools read, with Spark's names of the types in the metadata ----
 
 
 _COMPRESSION: Final = "zstd"

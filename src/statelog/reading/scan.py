@@ -185,6 +185,9 @@ def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDe
     return pa.RecordBatch.from_arrays([*batch.columns[:VALUE_COLUMN], *values], schema=change_schema(declared))
 
 
+# ---- Parts: ranges of key hashes, each the work of one call, here or in a task of a cluster ----
+
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 

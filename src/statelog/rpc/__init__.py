@@ -13,7 +13,7 @@ that.
 Words of this package:
 
 - endpoint: the server for the tasks' calls, one per driver process.
-- stranger: a connection that has not yet proved that it knows the endpoint's secret.
+- pending connection: one that is not authenticated yet.
 
 Knows nothing of Spark. Imports only from operators, tables, local, history, log, storage, runs and the core modules.
 """

@@ -19,7 +19,7 @@ from statelog.clock import Clock, SystemClock
 from statelog.errors import ErrorKind, ProtocolError, StatelogError, error_from_parts
 from statelog.log_fields import get_logger
 from statelog.rpc.channel import ByteBudget, Channel, RpcPolicy
-from statelog.rpc.handshake import Strangers, prove
+from statelog.rpc.handshake import PendingConnections, prove
 from statelog.rpc.messages import Failure, Ping, Reply, Request, Tick
 from statelog.sealed import MALFORMED
 
@@ -69,7 +69,7 @@ class RpcServer:
         listener = socket.create_server((host, port), backlog=_BACKLOG)
         self.port: int = listener.getsockname()[1]
         self.certificate = b"" if identity is None else identity.certificate
-        self._strangers = Strangers(listener, secret, self._admit, self._policy, self._clock, identity)
+        self._pending = PendingConnections(listener, secret, self._admit, self._policy, self._clock, identity)
 
     def _admit(self, connection: socket.socket, tls: Tls | None) -> None:
         try:
@@ -128,7 +128,7 @@ class RpcServer:
 
     def close(self) -> None:
         """Stop listening; open connections stay open until their clients end."""
-        self._strangers.close(_CLOSE_TIMEOUT_S)
+        self._pending.close(_CLOSE_TIMEOUT_S)
 
 
 class RpcClient:

@@ -24,7 +24,7 @@ class RpcPolicy:
     """How long a client waits for a reply."""
     handshake_timeout_s: float = 10.0
     """How long a new connection may take to prove that it knows the secret."""
-    max_strangers: int = 256
+    max_pending: int = 256
     """Connections without a proof at a time; one more ends the oldest."""
     accept_backoff_s: float = 0.2
     """How long no connection is accepted after accepting has failed, for want of file descriptors, say."""

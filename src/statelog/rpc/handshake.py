@@ -1,7 +1,7 @@
 """The handshake, in which client and server prove to each other that they know the secret.
 
-Its messages are of fixed size, so that a stranger cannot announce a length. The server does it in one thread for all
-connections without a proof yet. With TLS, both sides first do TLS's own handshake, and these messages are encrypted.
+Its messages are of fixed size, so that a pending connection cannot announce a length. The server does it in one thread
+for all pending connections. With TLS, both sides first do TLS's own handshake, and these messages are encrypted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def prove(channel: Channel, secret: bytes, deadline_s: float) -> bool:
 
 
 @dataclass(eq=False)
-class _Stranger:
+class _Pending:
     """A connection that has not yet proved that it knows the secret; these fields are all that is held for it."""
 
     connection: socket.socket
@@ -93,7 +93,7 @@ class _Stranger:
     answer: bytes = b""
 
 
-class Strangers:
+class PendingConnections:
     """Accepts connections, and passes those that prove that they know the secret on to `admit`.
 
     The others can use only bounded resources: :class:`RpcPolicy` limits their number and their time, the server reads
@@ -117,7 +117,7 @@ class Strangers:
         self._clock = clock
         self._identity = identity
         # The oldest first; all get the same time, so they also expire in this order.
-        self._strangers: dict[_Stranger, None] = {}
+        self._pending: dict[_Pending, None] = {}
         self._resumes_s: float | None = None
         self._is_failing = False
         self._closing = threading.Event()
@@ -145,24 +145,24 @@ class Strangers:
             except Exception as error:  # Tasks must be able to connect after any error.
                 self._back_off(error)
                 self._closing.wait(self._policy.accept_backoff_s)
-        for stranger in list(self._strangers):
-            self._drop(stranger)
+        for pending in list(self._pending):
+            self._drop(pending)
         self._selector.close()
         for held in (self._listener, self._waker, self._woken):
             held.close()
 
     def _wait_s(self) -> float | None:
-        oldest = next(iter(self._strangers), None)
+        oldest = next(iter(self._pending), None)
         until = [self._resumes_s, None if oldest is None else oldest.expires_s]
         soonest_s = min((one for one in until if one is not None), default=None)
         return None if soonest_s is None else max(soonest_s - self._clock.monotonic_s(), 0)
 
     def _expire(self) -> None:
         now_s = self._clock.monotonic_s()
-        for stranger in list(self._strangers):
-            if stranger.expires_s > now_s:
+        for pending in list(self._pending):
+            if pending.expires_s > now_s:
                 break
-            self._drop(stranger)
+            self._drop(pending)
         if self._resumes_s is not None and self._resumes_s <= now_s:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             self._resumes_s = None
@@ -180,15 +180,15 @@ class Strangers:
         if self._is_failing:
             self._is_failing = False
             _log.warning("connections of tasks are accepted again")
-        while len(self._strangers) >= self._policy.max_strangers:
+        while len(self._pending) >= self._policy.max_pending:
             self._drop_oldest()
         tls = None if self._identity is None else self._identity.accept()
-        stranger = _Stranger(connection, self._clock.monotonic_s() + self._policy.handshake_timeout_s, tls)
-        self._strangers[stranger] = None
+        pending = _Pending(connection, self._clock.monotonic_s() + self._policy.handshake_timeout_s, tls)
+        self._pending[pending] = None
         connection.setblocking(False)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(stranger))
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(pending))
         if tls is None:
-            self._send(stranger, stranger.hello)
+            self._send(pending, pending.hello)
 
     def _back_off(self, error: Exception) -> None:
         """Accept again a little later; otherwise a waiting connection would make this a busy loop."""
@@ -207,77 +207,77 @@ class Strangers:
                 self._selector.unregister(self._listener)
 
     def _drop_oldest(self) -> None:
-        oldest = next(iter(self._strangers), None)
+        oldest = next(iter(self._pending), None)
         if oldest is not None:
             self._drop(oldest)
 
-    def _drop(self, stranger: _Stranger) -> None:
-        self._forget(stranger)
+    def _drop(self, pending: _Pending) -> None:
+        self._forget(pending)
         with suppress(OSError):
-            stranger.connection.close()
+            pending.connection.close()
 
-    def _forget(self, stranger: _Stranger) -> None:
-        del self._strangers[stranger]
+    def _forget(self, pending: _Pending) -> None:
+        del self._pending[pending]
         with suppress(KeyError, ValueError):  # Its registration may have failed.
-            self._selector.unregister(stranger.connection)
+            self._selector.unregister(pending.connection)
 
     # ---- The handshake ----
 
-    def _read(self, stranger: _Stranger) -> None:
-        if stranger not in self._strangers:
+    def _read(self, pending: _Pending) -> None:
+        if pending not in self._pending:
             return  # Dropped since the selector saw it.
         try:
-            is_open = self._receive(stranger)
+            is_open = self._receive(pending)
         except BlockingIOError:
             return
         except OSError as error:
             _log.debug("a connection was refused: %s", error)
             is_open = False
         if not is_open:
-            self._drop(stranger)
-        elif len(stranger.answer) == _ANSWER_BYTES:
-            self._decide(stranger)
+            self._drop(pending)
+        elif len(pending.answer) == _ANSWER_BYTES:
+            self._decide(pending)
 
-    def _receive(self, stranger: _Stranger) -> bool:
-        """Receive more of the answer; False if there is no more, or the stranger takes nothing.
+    def _receive(self, pending: _Pending) -> bool:
+        """Receive more of the answer; False if there is no more, or the other end takes nothing.
 
         Raises OSError if the connection is broken, or breaks TLS's protocol.
         """
-        tls = stranger.tls
+        tls = pending.tls
         if tls is None:
-            received = stranger.connection.recv(_ANSWER_BYTES - len(stranger.answer))
-            stranger.answer += received
+            received = pending.connection.recv(_ANSWER_BYTES - len(pending.answer))
+            pending.answer += received
             return bool(received)
-        received = stranger.connection.recv(_ENCRYPTED_BYTES - stranger.encrypted_bytes)
-        stranger.encrypted_bytes += len(received)
-        if stranger.is_private:
+        received = pending.connection.recv(_ENCRYPTED_BYTES - pending.encrypted_bytes)
+        pending.encrypted_bytes += len(received)
+        if pending.is_private:
             tls.take(received)
         elif received:
-            stranger.is_private, to_send = tls.shake_hands(received)
-            if stranger.is_private:
-                to_send += b"".join(tls.encrypt(stranger.hello))
-            if stranger.connection.send(to_send) != len(to_send):
+            pending.is_private, to_send = tls.shake_hands(received)
+            if pending.is_private:
+                to_send += b"".join(tls.encrypt(pending.hello))
+            if pending.connection.send(to_send) != len(to_send):
                 return False
-        while stranger.is_private and (content := tls.decrypt(_ANSWER_BYTES - len(stranger.answer))):
-            stranger.answer += content
+        while pending.is_private and (content := tls.decrypt(_ANSWER_BYTES - len(pending.answer))):
+            pending.answer += content
         return bool(received)
 
-    def _decide(self, stranger: _Stranger) -> None:
-        hello, proof = stranger.answer[:HELLO_BYTES], stranger.answer[HELLO_BYTES:]
-        if not (is_hello(hello) and is_proof(proof, self._secret, Side.CLIENT, stranger.hello, hello)):
+    def _decide(self, pending: _Pending) -> None:
+        hello, proof = pending.answer[:HELLO_BYTES], pending.answer[HELLO_BYTES:]
+        if not (is_hello(hello) and is_proof(proof, self._secret, Side.CLIENT, pending.hello, hello)):
             _log.debug("a connection was refused: it does not know the secret")
-            self._drop(stranger)
-        elif self._send(stranger, make_proof(self._secret, Side.SERVER, stranger.hello, hello)):
-            self._forget(stranger)
-            self._admit(stranger.connection, stranger.tls)
+            self._drop(pending)
+        elif self._send(pending, make_proof(self._secret, Side.SERVER, pending.hello, hello)):
+            self._forget(pending)
+            self._admit(pending.connection, pending.tls)
 
-    def _send(self, stranger: _Stranger, data: bytes) -> bool:
+    def _send(self, pending: _Pending, data: bytes) -> bool:
         """Send a few bytes. Every socket has room for them, so a connection that does not take them is dropped."""
         try:
-            to_send = data if stranger.tls is None else b"".join(stranger.tls.encrypt(data))
-            is_sent = stranger.connection.send(to_send) == len(to_send)
+            to_send = data if pending.tls is None else b"".join(pending.tls.encrypt(data))
+            is_sent = pending.connection.send(to_send) == len(to_send)
         except OSError:
             is_sent = False
         if not is_sent:
-            self._drop(stranger)
+            self._drop(pending)
         return is_sent

@@ -45,6 +45,9 @@ def subtasks_of(hashes: Hashes, parallelism: int) -> npt.NDArray[np.int64]:
     return groups * parallelism // KEY_GROUPS
 
 
+# ---- What numbers in stored documents may be: a decoder refuses a document with any other ----
+
+
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 """A count, a size or a place."""
 Parallelism = Annotated[int, Meta(ge=1, le=KEY_GROUPS)]

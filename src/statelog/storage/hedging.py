@@ -124,6 +124,10 @@ def _size_class(size_bytes: int) -> int:
 
 _T = TypeVar("_T")
 
+
+# ---- Attempts of a request, in the caller's thread or side by side: the first to end is heard of first ----
+
+
 _THREADS: Final = 64
 _IDLE_S: Final = 10.0
 
@@ -189,7 +193,7 @@ class Races:
     """Makes the races of a process; together they have at most `threads` daemon threads.
 
     Threads start when they are needed, and end after `idle_s` without work. The pool of the standard library keeps the
-    process alive until all its work is done; here an attempt that nobody waits for any more runs to its end, but cannot
+    process alive until all its work is done; here an abandoned attempt runs to its end, but cannot
     keep the process from ending.
     """
 
@@ -278,5 +282,5 @@ class Races:
 def _try(number: int, attempt: Callable[[], _T]) -> Ended[_T]:
     try:
         return Ended(number, attempt(), None)
-    except BaseException as error:  # even a panic of a native library: somebody waits for the outcome
+    except BaseException as error:  # even a panic of a native library: the caller waits for the outcome
         return Ended(number, None, error)

@@ -31,6 +31,11 @@ class LocalStore(Store):
     """
 
     def __init__(self, root: str | Path, *, new_token: Callable[[], str] = secrets.token_hex) -> None:
+        if not str(root):
+            raise ConfigurationError(
+                "LocalStore was given an empty root, which would be the working directory.",
+                hint="Pass the path of a directory; Path.cwd() for the working directory.",
+            )
         if scheme := scheme_of(str(root)):
             raise ConfigurationError(
                 f"LocalStore was given {root}, which begins with the scheme {scheme} and is not a path.",

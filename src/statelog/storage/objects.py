@@ -19,6 +19,9 @@ from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.storage.location import AZURE_HOST, ObjectLocation
 from statelog.storage.store import ObjectInfo, Store
 
+# ---- Clients: made at the first request, shared within a process, never used across a fork ----
+
+
 Client = S3Store | GCSStore | AzureStore
 
 _CLASSES: Final[dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]]] = {
@@ -120,6 +123,9 @@ def _make_client(bucket: Bucket, settings: Mapping[str, str]) -> Client:
         ) from None
 
 
+# ---- Credentials of a named AWS profile, which obstore does not read itself ----
+
+
 _PROFILE: Final = "AWS_PROFILE"
 _KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -179,6 +185,11 @@ def _libraries(name: str) -> tuple[Any, ModuleType]:
 
 
 # The client library's threads and connections belong to the process, so the clients do too.
+
+
+# ---- The store ----
+
+
 _CLIENTS: Final = Clients()
 # Azure takes no more in one request.
 _DELETED_AT_ONCE: Final = 250
@@ -313,6 +324,9 @@ def _bad_name(name: str) -> ConfigurationError:
         f"{name!r} is not a name of an object.",
         hint="Names are relative, with '/' between their parts, without control characters, empty, '.' or '..' parts.",
     )
+
+
+# ---- The meaning of a failed request, read from the text of obstore's error: it has no other form ----
 
 
 _TEXT: Final = r'"((?:[^"\\]|\\.)*)"'

@@ -68,8 +68,7 @@ class RetryingStore(StoreWrapper):
 
     All attempts at a write have the same name and the same bytes, so it does not matter which of them takes effect.
     ``put_if_absent`` reads the object back to find out whether it conflicts with an earlier attempt of its own. An
-    attempt that nobody waits for any more can write its object even after a deletion; whoever deletes objects must look
-    for such orphans later.
+    abandoned attempt can write its object even after a deletion, so such orphans must be looked for later.
 
     The calls of `inner` should end by themselves: one that hangs is hedged, but never cut off. `new_random` (the source
     of delays) and `new_races` are called once in each process. A pickled store carries the inner store and the policy.

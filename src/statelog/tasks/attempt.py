@@ -1,4 +1,4 @@
-"""One attempt of a subtask at a batch: its surroundings, which keyed and unkeyed tasks share."""
+"""One attempt of a subtask at a batch: what keyed and unkeyed tasks share, and the deadline of a restore."""
 
 from __future__ import annotations
 
@@ -115,6 +115,9 @@ class Task(Protocol):
 
     def run(self, read: Any) -> Generator[pa.RecordBatch, None, Acked]:
         """Process the batch, yield the output, and return the coordinator's reply to the ack."""
+
+
+# ---- Progress and deadline of a restore ----
 
 
 _INTERVAL_S: Final = 1.0

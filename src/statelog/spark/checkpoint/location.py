@@ -1,4 +1,4 @@
-"""Opens a query's checkpointLocation: Spark's files in it, and the log of its state."""
+"""Opens a query's checkpointLocation: Spark's files in it, directly or through Hadoop, and the place of its state."""
 
 from __future__ import annotations
 
@@ -73,6 +73,9 @@ def state_home(checkpoint_location: str) -> str:
 def _has_store(location: str) -> bool:
     scheme = scheme_of(location)
     return scheme in _LOCAL or scheme in OBJECT_STORES or scheme in REGISTERED
+
+
+# ---- Through the file manager that Spark itself uses for the place ----
 
 
 _MISSING: Final = "java.io.FileNotFoundException"

@@ -2,7 +2,7 @@
 
 1. The `endpoint` learns of a start from Spark before the first batch, and serves the tasks' calls. There is one per
    driver process, for all queries.
-2. `adaptive` sets what the query's session needs, and warns of settings and sinks that lose batches.
+2. `query_session` sets what the query's session needs, and refuses a file sink that would skip batches.
 3. `planned_query` has the operators of a query in one start, and opens its coordinator at the first call.
 4. `query_clocks` answers the clock: does the query need a batch without data?
 5. `encryption` and `interpreter` find out how Spark encrypts its connections, and which Python runs on executors.

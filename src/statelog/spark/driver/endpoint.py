@@ -1,4 +1,4 @@
-"""The driver's server for the tasks' calls: one endpoint per process, one coordinator per operator and start."""
+"""The driver's server for the tasks' calls: one endpoint per process, one coordinator per query and start."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from statelog.rpc.tls import TlsIdentity
 from statelog.rpc.tls import new_identity as new_tls_identity
 from statelog.spark.checkpoint.location import open_checkpoint
 from statelog.spark.driver import internals
-from statelog.spark.driver.adaptive import check_file_sink, lift_byte_limit, restrain_adaptive_execution
 from statelog.spark.driver.encryption import encrypts_traffic
 from statelog.spark.driver.interpreter import is_on_this_machine
 from statelog.spark.driver.planned_query import PlannedQuery, StoredInitial
 from statelog.spark.driver.query_clocks import ClockStarts, QueryClocks, fit_clock_offsets
+from statelog.spark.driver.query_session import check_file_sink, lift_byte_limit, restrain_adaptive_execution
 from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.spark.source.clock_source import CLOCK_SOURCE
 from statelog.storage import LocalStore

@@ -1,4 +1,4 @@
-"""The driver's answers to the clock sources: does a query need a batch although it has no new rows?"""
+"""The clocks of queries: which of them need a batch without new rows, and how Spark's log takes a clock that is new."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from statelog.spark.checkpoint.logs import BatchOffsets
 from statelog.spark.driver import internals
 from statelog.spark.plan.operator_plan import IdleTime, OperatorPlan, QueryProgress, needs_batch
 from statelog.storage.store import if_present
+
+_log: Final = get_logger(__name__)
 
 _CONNECT_S: Final = 10.0
 
@@ -130,7 +132,11 @@ class QueryClocks:
         return self._coordinator(next_task).watermark_advances(plan.uid, clock.last_batch)
 
 
-_log: Final = get_logger(__name__)
+# ---- A clock that was added or removed since the last start ----
+#
+# Spark compares the number of sources with that in its offset log, and numbers the sources by their order in the plan.
+# Without a fix, a query whose clock was added or removed could not continue, although a clock has no rows to lose.
+
 
 _ASIDE: Final = "statelog-replaced"
 """Folder for copies of the files that are replaced; Spark ignores folders whose names it does not know."""

@@ -1,4 +1,4 @@
-"""An operator's plan: everything that the driver knows of the operator before its query starts."""
+"""An operator's plan: what the driver knows of it before its query starts, and when it needs a batch without rows."""
 
 from __future__ import annotations
 

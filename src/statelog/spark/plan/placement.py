@@ -257,6 +257,9 @@ def rebalanced(places: Sequence[str | None], executors: Sequence[str], slots: in
     return moved
 
 
+# ---- The shuffle to the subtasks' partitions: Spark 4.0 has none by partition number ----
+
+
 _SEED = 42
 """Of the hash by which Spark's hash partitioning goes."""
 

@@ -284,6 +284,9 @@ def local_base(options: Options) -> Path:
     return Path(base or os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir())
 
 
+# ---- Stores that the driver's program has registered ----
+
+
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 

@@ -1,4 +1,4 @@
-"""Commands that copy, restore and repair stopped queries, and that delete what no query needs."""
+"""Commands about whole queries: copy, restore, repair, verify, pins, the checkpoint page and the doctor."""
 
 from __future__ import annotations
 
@@ -169,6 +169,9 @@ def gc(location: str, delete: bool, min_age_s: float, release: bool, as_json: bo
         click.echo(f"{'Deleted' if delete else 'Found'} {len(found)} objects, {total}.{hint}", err=True)
 
 
+# ---- Verify ----
+
+
 DAMAGED = 3
 """The exit code if something is damaged."""
 DAMAGE_COLUMNS: Final = {
@@ -243,6 +246,9 @@ def unpin(location: str, name: str) -> None:
     pinning.unpin(location, name)
 
 
+# ---- The checkpoint page ----
+
+
 _SAVEPOINTS: Final = click.option(
     "--savepoints",
     multiple=True,
@@ -277,6 +283,9 @@ def ui(location: str, host: str, port: int, redact_keys: bool, savepoints: tuple
             page.wait()
         except KeyboardInterrupt:
             click.echo("Stopped.", err=True)
+
+
+# ---- The doctor ----
 
 
 ERRORS = 1

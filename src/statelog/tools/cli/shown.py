@@ -1,4 +1,4 @@
-"""Shows results: as tables for people, or as JSON."""
+"""Shows results and rows, as tables for people or as JSON, and the progress of a long command."""
 
 from __future__ import annotations
 
@@ -116,6 +116,9 @@ def _first(rows: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatc
 
 def _text(value: Any) -> str:
     return "null" if value is None else plain_text(str(value))
+
+
+# ---- Progress, on a terminal ----
 
 
 _AFTER_S: Final = 1.0

@@ -1,4 +1,4 @@
-"""Commands that show what is stored, and its rows."""
+"""Commands that show what is stored, its rows and its size, and compare two queries."""
 
 from __future__ import annotations
 

@@ -108,6 +108,9 @@ def executor_function(work: ExecutorWork) -> Callable[[Any], Iterator[str]]:
     return run
 
 
+# ---- The folder of the local copies ----
+
+
 _LOWEST_BYTES: Final = 1 << 30
 _GB: Final = 1e9
 _REMEDY: Final = (
@@ -141,6 +144,9 @@ def check_disk(base: Path, place: Place, free_bytes: Callable[[Path], int] | Non
 
 def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
+
+
+# ---- The driver's port and clock ----
 
 
 _PINGS: Final = 5

@@ -1,4 +1,4 @@
-"""The result of one check in one place."""
+"""Checks and their findings: each runs within a time limit, and whatever happens to it becomes a finding."""
 
 from __future__ import annotations
 
@@ -75,6 +75,9 @@ class Place:
             f"The check could not be made: {type(error).__name__}: {reason}",
             "Mend what the message names, and check again; if it names nothing of yours, please report it.",
         )
+
+
+# ---- Running checks side by side ----
 
 
 Findings = Generator[Finding, None, None]

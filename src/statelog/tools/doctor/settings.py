@@ -1,4 +1,4 @@
-"""Judges the Spark settings of an application."""
+"""The session of a diagnosis, and what its settings mean for stateful queries."""
 
 from __future__ import annotations
 

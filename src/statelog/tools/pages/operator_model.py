@@ -338,6 +338,9 @@ def _key_text(key_schema: bytes) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in decode_schema(key_schema))
 
 
+# ---- The entries of a log: of a damaged one, all that can still be read ----
+
+
 @dataclass(frozen=True)
 class ReadLog:
     """The entries of a log."""

@@ -1,4 +1,4 @@
-"""Makes HTML of the page."""
+"""Renders the page as HTML."""
 
 from __future__ import annotations
 

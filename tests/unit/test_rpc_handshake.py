@@ -24,7 +24,7 @@ from statelog import ProtocolError
 from statelog.clock import Clock, SystemClock
 from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.channel import RpcPolicy
-from statelog.rpc.handshake import HELLO_BYTES, PROOF_BYTES, Side, Strangers, make_proof, new_hello
+from statelog.rpc.handshake import HELLO_BYTES, PROOF_BYTES, PendingConnections, Side, make_proof, new_hello
 from statelog.rpc.tls import TlsIdentity
 from statelog.testing.query import ManualClock
 from tests.unit.test_rpc import (
@@ -73,15 +73,17 @@ class Listener(socket.socket):
 
 
 @contextmanager
-def strangers(
+def pending_connections(
     admit: Callable[[socket.socket], None],
     policy: RpcPolicy,
     listener: socket.socket | None = None,
     clock: Clock | None = None,
 ) -> Iterator[tuple[int, socket.socket]]:
-    """Strangers without a server: the port, and what accepts them."""
+    """PendingConnections without a server: the port, and what accepts them."""
     listener = listener or Listener()
-    accepting = Strangers(listener, SECRET, lambda connection, _: admit(connection), policy, clock or SystemClock())
+    accepting = PendingConnections(
+        listener, SECRET, lambda connection, _: admit(connection), policy, clock or SystemClock()
+    )
     try:
         yield listener.getsockname()[1], listener
     finally:
@@ -92,17 +94,17 @@ def visit(port: int) -> socket.socket:
     return socket.create_connection((HOST, port), timeout=LONG_S / 5)
 
 
-def prove(stranger: socket.socket, *, behind: bytes = b"") -> None:
+def prove(pending: socket.socket, *, behind: bytes = b"") -> None:
     """Become known; what is sent behind the proof is not for the handshake."""
-    hello, own = read(stranger, HELLO_BYTES), new_hello()
-    stranger.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own) + behind)
-    assert len(read(stranger, PROOF_BYTES)) == PROOF_BYTES
+    hello, own = read(pending, HELLO_BYTES), new_hello()
+    pending.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own) + behind)
+    assert len(read(pending, PROOF_BYTES)) == PROOF_BYTES
 
 
-def reset(stranger: socket.socket) -> None:
+def reset(pending: socket.socket) -> None:
     """Close without a word."""
-    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    stranger.close()
+    pending.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    pending.close()
 
 
 def test_whatever_goes_wrong_with_one_the_next_is_admitted(notes: Notes) -> None:
@@ -113,29 +115,29 @@ def test_whatever_goes_wrong_with_one_the_next_is_admitted(notes: Notes) -> None
         if len(admitted) == 1:
             raise ZeroDivisionError("a defect")
 
-    with ExitStack() as held, strangers(admit, RpcPolicy(accept_backoff_s=0.01)) as (port, listener):
+    with ExitStack() as held, pending_connections(admit, RpcPolicy(accept_backoff_s=0.01)) as (port, listener):
         assert not listener.getblocking(), "a client that is gone again would hold up the others"
         for _ in range(2):
             prove(held.enter_context(visit(port)))
         notes.wait_for("a defect")
-    assert not any(connection.getblocking() for connection in admitted), "a stranger would hold up the others"
+    assert not any(connection.getblocking() for connection in admitted), "a pending connection would hold up the others"
     assert all(connection.fileno() >= 0 for connection in admitted), "it belongs to whom it was handed"
     for connection in admitted:
         connection.close()
 
 
 @pytest.mark.parametrize(
-    ("backoff_s", "handshake_s"), [(10 * LONG_S, 0.2), (0.01, 10 * LONG_S)], ids=["strangers", "acceptance"]
+    ("backoff_s", "handshake_s"), [(10 * LONG_S, 0.2), (0.01, 10 * LONG_S)], ids=["pending_connections", "acceptance"]
 )
 def test_what_is_due_first_is_not_held_up_by_what_is_due_later(
     handler: Handler, notes: Notes, backoff_s: float, handshake_s: float
 ) -> None:
-    """Strangers end in time although nobody is accepted, and acceptance goes on although strangers have time."""
+    """Pending connections end in time although none is accepted, and accepting goes on while others have time."""
     policy = RpcPolicy(accept_backoff_s=backoff_s, handshake_timeout_s=handshake_s)
     with ExitStack() as held, serving(handler, policy) as server:
         first, second = (held.enter_context(connect(server)) for _ in range(2))
-        for stranger in (first, second):
-            read(stranger, HELLO_BYTES)
+        for pending in (first, second):
+            read(pending, HELLO_BYTES)
         waiting = held.enter_context(socket.socket())
         waiting.settimeout(LONG_S)
         with no_file_descriptors():
@@ -156,9 +158,9 @@ def test_wrong_secret_is_not_answered(server: RpcServer, handler: Handler) -> No
 
 def test_call_without_handshake_is_not_answered(server: RpcServer, handler: Handler) -> None:
     request = msgspec.msgpack.encode(ack(9))
-    with connect(server) as stranger:
-        stranger.sendall(struct.pack("!IQ", len(request), 0) + request)
-        assert len(read_to_end(stranger)) == HELLO_BYTES
+    with connect(server) as pending:
+        pending.sendall(struct.pack("!IQ", len(request), 0) + request)
+        assert len(read_to_end(pending)) == HELLO_BYTES
     assert handler.calls == []
 
 
@@ -172,45 +174,45 @@ def test_a_proof_for_another_connection_is_worth_nothing(server: RpcServer, hand
 
 
 def test_a_client_of_another_version_is_not_answered(server: RpcServer) -> None:
-    with connect(server) as stranger:
+    with connect(server) as pending:
         own = b"statelog-rpc-3\0\0" + bytes(HELLO_BYTES - 16)
-        stranger.sendall(own + make_proof(SECRET, Side.CLIENT, read(stranger, HELLO_BYTES), own))
-        assert read_to_end(stranger) == b""
+        pending.sendall(own + make_proof(SECRET, Side.CLIENT, read(pending, HELLO_BYTES), own))
+        assert read_to_end(pending) == b""
 
 
-def test_no_more_than_the_handshake_is_read_of_a_stranger(server: RpcServer, handler: Handler) -> None:
-    with connect(server) as stranger:
+def test_no_more_than_the_handshake_is_read_of_a_pending_connection(server: RpcServer, handler: Handler) -> None:
+    with connect(server) as pending:
         with suppress(ConnectionError, ssl.SSLError):
-            stranger.sendall(b"\x7f" * 100_000_000)
-        assert len(read_to_end(stranger)) <= HELLO_BYTES
+            pending.sendall(b"\x7f" * 100_000_000)
+        assert len(read_to_end(pending)) <= HELLO_BYTES
     assert handler.calls == []
 
 
-def test_strangers_take_no_threads_and_end_in_time(handler: Handler, identity: TlsIdentity | None) -> None:
+def test_pending_connections_take_no_threads_and_end_in_time(handler: Handler, identity: TlsIdentity | None) -> None:
     before = serving_threads()
     with ExitStack() as held, serving(handler, replace(SHORT, handshake_timeout_s=1), identity) as server:
-        strangers = [held.enter_context(connect(server)) for _ in range(50)]
-        for stranger in strangers:
-            stranger.sendall(b"s")
-            read(stranger, HELLO_BYTES)
+        pending_connections = [held.enter_context(connect(server)) for _ in range(50)]
+        for pending in pending_connections:
+            pending.sendall(b"s")
+            read(pending, HELLO_BYTES)
         assert len(serving_threads() - before) == 1
         require_service(server)
-        for stranger in strangers:
-            assert read_to_end(stranger) == b""
+        for pending in pending_connections:
+            assert read_to_end(pending) == b""
         require_service(server)
 
 
-def test_one_stranger_too_many_ends_the_oldest(handler: Handler) -> None:
-    policy = RpcPolicy(max_strangers=3, handshake_timeout_s=10 * LONG_S)
+def test_one_pending_connection_too_many_ends_the_oldest(handler: Handler) -> None:
+    policy = RpcPolicy(max_pending=3, handshake_timeout_s=10 * LONG_S)
     with ExitStack() as held, serving(handler, policy) as server:
-        strangers = [held.enter_context(connect(server)) for _ in range(10)]
-        for stranger in strangers[:7]:
-            assert len(read_to_end(stranger)) == HELLO_BYTES
+        pending_connections = [held.enter_context(connect(server)) for _ in range(10)]
+        for pending in pending_connections[:7]:
+            assert len(read_to_end(pending)) == HELLO_BYTES
         require_service(server)
-        strangers[9].settimeout(0.05)
-        assert len(read(strangers[9], HELLO_BYTES)) == HELLO_BYTES
+        pending_connections[9].settimeout(0.05)
+        assert len(read(pending_connections[9], HELLO_BYTES)) == HELLO_BYTES
         with pytest.raises(TimeoutError):
-            strangers[9].recv(1)
+            pending_connections[9].recv(1)
 
 
 class Notes(logging.Handler):
@@ -254,8 +256,8 @@ class Piecemeal(socket.socket):
 
 def test_what_comes_behind_a_proof_is_left_to_whom_it_is_for() -> None:
     admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    with strangers(admitted.put, RpcPolicy(), Listener(Piecemeal)) as (port, _), visit(port) as stranger:
-        prove(stranger, behind=b"a call")
+    with pending_connections(admitted.put, RpcPolicy(), Listener(Piecemeal)) as (port, _), visit(port) as pending:
+        prove(pending, behind=b"a call")
         with admitted.get(timeout=LONG_S) as connection:
             connection.setblocking(True)
             assert connection.recv(100) == b"a call"
@@ -266,15 +268,15 @@ def test_what_comes_behind_a_proof_is_left_to_whom_it_is_for() -> None:
     [b"", bytes(HELLO_BYTES + PROOF_BYTES), new_hello() + bytes(PROOF_BYTES)],
     ids=["end", "no hello", "wrong proof"],
 )
-def test_a_stranger_who_ends_or_is_wrong_goes_at_once(answer: bytes) -> None:
+def test_a_pending_connection_who_ends_or_is_wrong_goes_at_once(answer: bytes) -> None:
     """And not only when its time is over."""
     policy = RpcPolicy(handshake_timeout_s=10 * LONG_S)
-    with strangers(socket.socket.close, policy) as (port, _), visit(port) as stranger:
-        read(stranger, HELLO_BYTES)
-        stranger.sendall(answer)
+    with pending_connections(socket.socket.close, policy) as (port, _), visit(port) as pending:
+        read(pending, HELLO_BYTES)
+        pending.sendall(answer)
         if not answer:
-            stranger.shutdown(socket.SHUT_WR)
-        assert read_to_end(stranger) == b""
+            pending.shutdown(socket.SHUT_WR)
+        assert read_to_end(pending) == b""
 
 
 class Full(socket.socket):
@@ -294,14 +296,14 @@ class Broken(socket.socket):
 @pytest.mark.parametrize("connections", [Full, Broken])
 def test_who_cannot_be_answered_is_sent_away(connections: type[socket.socket]) -> None:
     policy, listener = RpcPolicy(handshake_timeout_s=10 * LONG_S), Listener(connections)
-    with strangers(socket.socket.close, policy, listener) as (port, _), visit(port) as stranger:
-        assert read_to_end(stranger) == b""
+    with pending_connections(socket.socket.close, policy, listener) as (port, _), visit(port) as pending:
+        assert read_to_end(pending) == b""
 
 
-def test_who_goes_before_it_is_answered_costs_no_other_stranger_its_place(notes: Notes) -> None:
+def test_who_goes_before_it_is_answered_costs_no_other_pending_connection_its_place(notes: Notes) -> None:
     listener = Listener(socket.socket, ConnectionAbortedError(), BlockingIOError())
     reset(visit(listener.getsockname()[1]))
-    with strangers(socket.socket.close, RpcPolicy(), listener) as (port, _), visit(port) as waiting:
+    with pending_connections(socket.socket.close, RpcPolicy(), listener) as (port, _), visit(port) as waiting:
         assert len(waiting.recv(1)) == 1
         gone = visit(port)
         gone.recv(1)
@@ -329,9 +331,9 @@ class HeldClock(SystemClock):
         return super().monotonic_s()
 
 
-def test_a_stranger_may_speak_at_the_moment_at_which_it_makes_room(notes: Notes) -> None:
+def test_a_pending_connection_may_speak_at_the_moment_at_which_it_makes_room(notes: Notes) -> None:
     clock = HeldClock()
-    with strangers(socket.socket.close, RpcPolicy(max_strangers=1), clock=clock) as (port, _):
+    with pending_connections(socket.socket.close, RpcPolicy(max_pending=1), clock=clock) as (port, _):
         clock.goes_on.clear()
         with visit(port) as first:
             assert clock.is_looked_at.wait(LONG_S)
@@ -372,24 +374,24 @@ TWO_PAUSES = RpcPolicy(accept_backoff_s=2 * PAUSE_S, handshake_timeout_s=2 * PAU
 
 
 def test_times_are_over_when_they_are_and_not_before(notes: Notes, rounds: Rounds) -> None:
-    """While nothing can be accepted it is not tried again, and a stranger has all of its time and no more."""
+    """While nothing can be accepted it is not tried again, and a pending connection has all of its time and no more."""
     listener, clock = Listener(socket.socket, OSError(errno.EMFILE, "too many open files")), ManualClock(1000)
-    with strangers(socket.socket.close, TWO_PAUSES, listener, clock) as (port, _), visit(port) as stranger:
+    with pending_connections(socket.socket.close, TWO_PAUSES, listener, clock) as (port, _), visit(port) as pending:
         notes.wait_for("cannot be accepted for now")
         for _ in range(2):
             assert all(wait_s is not None and wait_s <= 2 * PAUSE_S for wait_s in rounds.next())
             assert listener.attempts == 1
             clock.advance(PAUSE_S)
-        assert len(read(stranger, HELLO_BYTES)) == HELLO_BYTES
+        assert len(read(pending, HELLO_BYTES)) == HELLO_BYTES
         assert listener.attempts == 2
         clock.advance(PAUSE_S)
         rounds.next()
-        stranger.setblocking(False)
+        pending.setblocking(False)
         with pytest.raises(BlockingIOError):
-            stranger.recv(1)
-        stranger.settimeout(LONG_S)
+            pending.recv(1)
+        pending.settimeout(LONG_S)
         clock.advance(PAUSE_S)
-        assert read_to_end(stranger) == b""
+        assert read_to_end(pending) == b""
 
 
 def test_a_failure_while_nothing_is_accepted_does_not_make_that_longer(notes: Notes, rounds: Rounds) -> None:
@@ -399,9 +401,9 @@ def test_a_failure_while_nothing_is_accepted_does_not_make_that_longer(notes: No
 
     listener, clock = Listener(), ManualClock(1000)
     policy = replace(TWO_PAUSES, handshake_timeout_s=LONG_S)
-    with strangers(admit, policy, listener, clock) as (port, _), visit(port) as oldest, visit(port) as other:
-        for stranger in (oldest, other):
-            stranger.recv(1, socket.MSG_PEEK)
+    with pending_connections(admit, policy, listener, clock) as (port, _), visit(port) as oldest, visit(port) as other:
+        for pending in (oldest, other):
+            pending.recv(1, socket.MSG_PEEK)
         listener.failures.append(OSError(errno.EMFILE, "too many open files"))
         with visit(port) as waiting:
             notes.wait_for("cannot be accepted for now")
@@ -447,14 +449,14 @@ def test_connections_are_accepted_again_after_a_lack_of_file_descriptors(handler
         assert len(notes.texts) == 2, "one message, however often it was tried"
 
 
-def test_a_stranger_makes_room_when_file_descriptors_are_lacking(handler: Handler, notes: Notes) -> None:
+def test_a_pending_connection_makes_room_when_file_descriptors_are_lacking(handler: Handler, notes: Notes) -> None:
     policy = RpcPolicy(accept_backoff_s=0.01, handshake_timeout_s=10 * LONG_S)
-    with serving(handler, policy) as server, connect(server) as stranger, socket.socket() as waiting:
-        read(stranger, HELLO_BYTES)
+    with serving(handler, policy) as server, connect(server) as pending, socket.socket() as waiting:
+        read(pending, HELLO_BYTES)
         waiting.settimeout(LONG_S)
         with no_file_descriptors():
             waiting.connect((HOST, server.port))
-            assert read_to_end(stranger) == b""
+            assert read_to_end(pending) == b""
             assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
 
 
@@ -469,15 +471,15 @@ def test_who_does_not_take_the_servers_proof_is_not_admitted(caplog: pytest.LogC
             return super().send(data, flags)
 
     admitted: list[socket.socket] = []
-    with strangers(admitted.append, RpcPolicy(), Listener(SendsOnce)) as (port, _), visit(port) as stranger:
-        hello, own = read(stranger, HELLO_BYTES), new_hello()
-        stranger.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
-        assert read_to_end(stranger) == b""
+    with pending_connections(admitted.append, RpcPolicy(), Listener(SendsOnce)) as (port, _), visit(port) as pending:
+        hello, own = read(pending, HELLO_BYTES), new_hello()
+        pending.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
+        assert read_to_end(pending) == b""
     assert (SendsOnce.sent, admitted) == (2, [])
     assert caplog.text == "", "it is no failure of the server"
 
 
-def test_nothing_runs_while_a_stranger_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_while_a_pending_connection_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: queue.SimpleQueue[float | None] = queue.SimpleQueue()
 
     class Noting(selectors.DefaultSelector):
@@ -487,8 +489,8 @@ def test_nothing_runs_while_a_stranger_has_time(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(selectors, "DefaultSelector", Noting)
     policy = RpcPolicy(handshake_timeout_s=LONG_S)
-    with strangers(socket.socket.close, policy) as (port, _), visit(port) as stranger:
-        read(stranger, HELLO_BYTES)
+    with pending_connections(socket.socket.close, policy) as (port, _), visit(port) as pending:
+        read(pending, HELLO_BYTES)
         while (wait_s := waits.get(timeout=LONG_S)) is None:
             pass
         assert LONG_S / 2 < wait_s <= LONG_S
