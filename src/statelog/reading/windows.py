@@ -12,8 +12,8 @@ import pyarrow as pa
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
-from statelog.aggregates.pane_columns import PaneMerge
-from statelog.aggregates.pane_grid import Panes
+from statelog.windows.pane_columns import PaneMerge
+from statelog.windows.pane_grid import Panes
 from statelog.aggregates.stored_aggregates import StoredAggregates
 from statelog.convert.state_tables import HASH, first_rows, prefixed
 from statelog.errors import ProcessorError

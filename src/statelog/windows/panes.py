@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
-from statelog.aggregates.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes
-from statelog.aggregates.pane_grid import Panes
+from statelog.windows.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes
+from statelog.windows.pane_grid import Panes
 from statelog.convert.codecs import ColumnCodecs
 from statelog.history.window_settings import PANES_STATE
 from statelog.operators.keyed.columns import TimerColumns

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, DataType, LongType, StructField, Struct
 
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
-from statelog.aggregates.pane_columns import pair_codes
+from statelog.windows.pane_columns import pair_codes
 from statelog.aggregates.stored import stored_column
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
-from statelog.aggregates.pane_grid import Panes
+from statelog.windows.pane_grid import Panes
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.runs.byte_slices import is_variable, row_ends, stretches
 
