@@ -221,6 +221,10 @@ def _offsets(values: Sequence[Collection[Any] | None]) -> pa.Array:
     return pa.array(offsets.astype(np.int32))
 
 
+Parse = Callable[[str], DataType]
+"""Reads a type written as DDL."""
+
+
 def parse_schema(
     schema: object, subject: str, parse: Parse = DataType.fromDDL, *, may_be_empty: bool = False
 ) -> StructType:

@@ -13,13 +13,12 @@ from statelog.aggregates.functions import Aggregate, stored_type
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.python_values import exact_type
 from statelog.convert.times import TimeMode
-from statelog.convert.types import key_schema
+from statelog.convert.types import key_schema, parse_output, parse_schema
 from statelog.errors import ConfigurationError
 from statelog.history.settings import AGGREGATE, COLUMN_TYPE, LATENESS, VALUE_DETAIL
 from statelog.history.window_settings import WindowKind, WindowResults
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.values import AggregateFunction
-from statelog.spark.plan.checks import parse_output, parse_schema
 from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, WindowAssigner
 from statelog.windows.contents import Contents, Folded, Reduced, Sums
 from statelog.windows.counts import CountedWindows

@@ -11,13 +11,13 @@ from pyspark.sql.types import DataType, StructType
 
 from statelog.aggregates.functions import Aggregate
 from statelog.aggregates.state_schemas import require_aggregating, require_reducing
+from statelog.convert.types import Parse, parse_schema
 from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.runs.schema import StateKind, StateLife, TimeDomain
 from statelog.runs.times import LAST_MS, Ttl
-from statelog.spark.plan.checks import Parse, parse_schema
 from statelog.spark.plan.states import KeyedStateDeclaration, UnkeyedStateDeclaration
 
 _NAME_LENGTH: Final = 200
