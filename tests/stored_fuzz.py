@@ -29,14 +29,15 @@ from statelog import list_checkpoints, read_state
 from statelog.convert.state_tables import Positions, StateColumns
 from statelog.convert.type_json import parse_type_json
 from statelog.errors import StatelogError
-from statelog.history.pins import Pin, read_pin, write_pin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import Consumer, Pin, read_pin, write_pin
 from statelog.history.query_history import read_history
 from statelog.local.materializer import Grant, Materializer
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import FRAME_HEADER_BYTES, FRAME_MAGIC
 from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
 from statelog.queries.save import TableFile
-from statelog.reading.manifest import Manifest, SavedFile, SavedOperator, SavedState
+from statelog.reading.savepoint import Manifest, SavedFile, SavedOperator, SavedState
 from statelog.runs import digests
 from statelog.runs.format import TAIL, Operation, change_schema
 from statelog.runs.key_groups import HashRange
@@ -403,12 +404,16 @@ def pins(folder: Path) -> Round:
     location, _ = _location(folder)
     store, name = LocalStore(location), f"pins/{2:020}-0123.json"
     query = read_history(store)
-    write_pin(store, name, Pin.of(query, 2))
-    whole = Pin.of(query, 2)
+    write_pin(store, name, Pin.on(Footprint.of(query, 2)))
+    whole = Pin.on(Footprint.of(query, 2))
     [identity] = [one.identity for one in whole.operators]
     consumers = f"pins/{2:020}-4567.json"
     history = query.histories[identity]
-    write_pin(store, consumers, Pin.of_changes(history, 2, owner="o", made_ms=1, lasts_s=9.0, since=1, max_bytes=100))
+    write_pin(
+        store,
+        consumers,
+        Pin.on(Footprint.of_changes(history, 2, since=1), Consumer(100), owner="o", made_ms=1, lasts_s=9.0),
+    )
     data = {one: store.read(one) for one in (name, consumers)}
 
     def one(rng: random.Random) -> None:

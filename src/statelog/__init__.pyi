@@ -76,9 +76,8 @@ from .reading.listing import (
     list_operators,
     list_states,
 )
-from .reading.pinning import PinInfo, list_pins, pin, unpin
-from .reading.read import read_state
-from .reading.reader import StateReader, open_state
+from .reading.pins import PinInfo, list_pins, pin, unpin
+from .reading.read import StateReader, open_state, read_state
 from .reading.stats import KeyStats, OperatorStats, StateStats, stats
 from .reading.verify import Damage, Verified, verify
 from .runs.times import Ttl, Watermark

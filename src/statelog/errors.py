@@ -63,6 +63,7 @@ class ErrorKind(StrEnum):
     NEWER_EPOCH = "newer-epoch"
     STALE_RUN = "stale-run"
     STALE_BATCH = "stale-batch"
+    LOCAL_DISK = "local-disk"
     STORE_FAILED = "store-failed"
     STORE_UNAVAILABLE = "store-unavailable"
     STORE_BUSY = "store-busy"

@@ -28,7 +28,7 @@ from benchmarks.profiling import seconds_by_module
 from benchmarks.query import BatchSide, require
 from benchmarks.state import EXPECTED, KINDS, InputBatch
 from benchmarks.tail import latency_of
-from statelog.history.pins import log_file
+from statelog.history.footprint import log_file
 from statelog.history.query_history import read_history
 from statelog.storage import LocalStore
 from tests.stored_query import StoredQuery

@@ -21,7 +21,7 @@ from statelog.history.pins import Pin, consumer_pins
 from statelog.history.query_history import read_history
 from statelog.reading.changes import changed_rows
 from statelog.reading.consumer import ChangeConsumer, Position
-from statelog.reading.source import open_source
+from statelog.reading.open import open_logged
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
@@ -76,7 +76,7 @@ def expected_changes(batches: range) -> list[dict[str, Any]]:
 def open_consumer(location: str, *, with_before: bool) -> ChangeConsumer:
     return ChangeConsumer(
         location,
-        open_source(location, None, None),
+        open_logged(location, None, None),
         "sum",
         pin_s=PIN_S,
         max_bytes=1 << 20,
@@ -122,7 +122,7 @@ def standing(location: str) -> list[Pin]:
 def test_a_consumer_goes_on_where_it_has_stopped(fixture: Path, name: str) -> None:
     with restored(fixture) as harness:
         location = parts_of(harness).query.location
-        assert sorted(pin.state_at is not None for pin in standing(location)) == [False, True]
+        assert sorted(pin.base is not None for pin in standing(location)) == [False, True]
         for batch in range(len(TIMES_MS), len(TIMES_MS) + 4):
             harness.push(input_of(batch))
         consumer, position = open_consumer(location, with_before=name == "state"), position_of(fixture, name)
@@ -131,7 +131,7 @@ def test_a_consumer_goes_on_where_it_has_stopped(fixture: Path, name: str) -> No
             subtasks = consumer.changes(position, end)
             states = consumer.states(position, len(subtasks)) if name == "state" else [None] * len(subtasks)
             for own, state in zip(subtasks, states, strict=True):
-                store = consumer.source.store
+                store = consumer.point.store
                 batches = ((changes, changes.rows(store, consumer.state)) for changes in own)
                 before = None if state is None else [state]
                 for rows in changed_rows(store, consumer.state, consumer.table, batches, before):

@@ -14,8 +14,8 @@ import statelog
 from statelog.log.open import open_location
 from statelog.options import Options
 from statelog.queries.load import RestoreTarget, restore_operators
-from statelog.reading.manifest import Manifest
-from statelog.reading.scan import one_by_one
+from statelog.reading.rows import one_by_one
+from statelog.reading.savepoint import Manifest
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import ManualClock

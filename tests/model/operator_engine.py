@@ -18,8 +18,8 @@ from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcesso
 from statelog.coordinator.admission import OperatorConfig
 from statelog.coordinator.batch import BatchTime
 from statelog.coordinator.coordinator import Coordinator
+from statelog.history.footprint import log_file
 from statelog.history.operator_history import History
-from statelog.history.pins import log_file
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Claim, Entry, FrameReader, QueryCheckpoint
 from statelog.log.open import LOG_FOLDER, open_log

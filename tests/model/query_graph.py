@@ -74,8 +74,8 @@ class Operator(Protocol):
         """The state after the changes of all subtasks."""
         ...
 
-    def stored(self, location: str, batch: int) -> State:
-        """The state in a checkpoint, read from the files alone."""
+    def stored(self, location: str, batch: int | str) -> State:
+        """The state in a checkpoint, or in a pinned one, read from the files alone."""
         ...
 
 
@@ -135,7 +135,7 @@ class KeyedOperator:
             after |= one
         return after
 
-    def stored(self, location: str, batch: int) -> State:
+    def stored(self, location: str, batch: int | str) -> State:
         with statelog.open_state(location, self._uid, at=batch) as reader:
             return {row["key_key"]: row["value_field"] for row in reader.read("held").read_all().to_pylist()}
 
@@ -181,7 +181,7 @@ class UnkeyedOperator:
     def after(self, before: State, changes: Iterable[State]) -> State:
         return {TOTAL: (before.get(TOTAL, 0) + sum(one[TOTAL] for one in changes)) % _MODULUS}
 
-    def stored(self, location: str, batch: int) -> State:
+    def stored(self, location: str, batch: int | str) -> State:
         with statelog.open_state(location, self._uid, at=batch) as reader:
             rows = reader.read("sums").read_all().to_pylist()
         return {TOTAL: sum(row["value_field"] for row in rows) % _MODULUS}

@@ -24,7 +24,7 @@ from statelog.log.open import INITIAL_FOLDER
 from statelog.options import TABLES
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator
-from statelog.reading.scan import one_by_one
+from statelog.reading.rows import one_by_one
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of

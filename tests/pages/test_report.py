@@ -15,7 +15,7 @@ import pytest
 import statelog
 from statelog import StorageError
 from statelog.__main__ import main
-from statelog.reading.manifest import Manifest
+from statelog.reading.savepoint import Manifest
 from statelog.runs.schema import encode_schema
 from statelog.storage import LocalStore, ObjectInfo
 from statelog.storage.wrapper import StoreWrapper

@@ -7,8 +7,8 @@ from pathlib import Path
 from statelog.history.query_history import read_history
 from statelog.log.open import open_location
 from statelog.queries.save import save_operator
-from statelog.reading.manifest import Manifest
-from statelog.reading.scan import PART_BYTES, one_by_one
+from statelog.reading.rows import PART_BYTES, one_by_one
+from statelog.reading.savepoint import Manifest
 from statelog.runs.byte_slices import BUDGET
 
 

@@ -137,7 +137,7 @@ def test_a_reader_of_changes_stopped_at_any_request_reads_exactly(
         stop = Stop(number, lambda query=query: query.run_batches(batches, random.Random(2)))  # type: ignore[misc]
         with monkeypatch.context() as patch:
             patch.setattr(
-                "statelog.reading.source.open_location",
+                "statelog.reading.open.open_location",
                 lambda location, stop=stop: FaultStore(LocalStore(location), stop),
             )
             found = changes(query, "value")

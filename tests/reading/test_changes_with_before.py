@@ -14,7 +14,7 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, StateMissingError
-from statelog.reading import former
+from statelog.reading import before as former
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.faults import FaultStore
@@ -89,7 +89,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
             monkeypatch.setattr(former, "FOUND_BYTES", 400)
         case "slices":
             monkeypatch.setattr(former, "GROUP_BYTES", 300)
-            monkeypatch.setattr("statelog.reading.scan.SLICE_ROWS", 3)
+            monkeypatch.setattr("statelog.reading.rows.SLICE_ROWS", 3)
     return str(request.param)
 
 
@@ -170,7 +170,7 @@ def test_a_reader_stopped_at_any_request_reads_exactly(
         stop = Stop(number, lambda query=query: query.run_batches(batches, random.Random(2)))  # type: ignore[misc]
         with monkeypatch.context() as patch:
             patch.setattr(
-                "statelog.reading.source.open_location",
+                "statelog.reading.open.open_location",
                 lambda location, stop=stop: FaultStore(LocalStore(location), stop),
             )
             require_before(query, changes(query, "map"), "map")

@@ -17,7 +17,7 @@ from statelog import ConfigurationError, StateMissingError
 from statelog.history.pins import MARGIN_S
 from statelog.reading.changes import changed_rows
 from statelog.reading.consumer import OWNER, ChangeConsumer, Position
-from statelog.reading.source import open_source
+from statelog.reading.open import open_logged
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import FaultStore
 from statelog.testing.query import ManualClock
@@ -70,7 +70,7 @@ class Feed:
 
     def step(self, max_bytes: int | None = None) -> int:
         """Read on; returns how many batches there were."""
-        source = self.consumer.source
+        source = self.consumer.point
         end = self.consumer.newest(self.position, max_bytes=max_bytes)
         found: Rows = []
         state, table = self.consumer.state, self.consumer.table
@@ -93,7 +93,7 @@ class Feed:
 
 
 def _consumer(location: str, state: str, **arguments: Any) -> ChangeConsumer:
-    return ChangeConsumer(location, open_source(location, None, None), state, **arguments)
+    return ChangeConsumer(location, open_logged(location, None, None), state, **arguments)
 
 
 def require_all(feed: Feed, query: Story, before: int = -1) -> None:
@@ -152,7 +152,7 @@ def test_a_step_has_no_more_bytes_than_it_may_but_at_least_one_batch(tmp_path: P
     query.run_batches(12, random.Random(1))
     sizes = [
         sum(segment.length for segment in checkpoint.segments)
-        for checkpoint in open_source(query.location, None, None).history.checkpoints
+        for checkpoint in open_logged(query.location, None, None).history.checkpoints
     ]
     feed = Feed(query.location)
     steps: list[int] = []
@@ -261,7 +261,7 @@ def test_without_the_right_to_write_a_consumer_reads_while_the_changes_are_there
 ) -> None:
     query = Story(tmp_path, **FORGETFUL)
     query.run_batches(3, random.Random(1))
-    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: ReadOnly(LocalStore(location)))
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: ReadOnly(LocalStore(location)))
     feed = Feed(query.location, after=1)
     query.run_batches(1, random.Random(1))
     assert feed.step() == 1
@@ -311,7 +311,7 @@ def test_a_consumer_stopped_at_any_request_has_every_change_or_is_told(
         query.start()
         before = len(query.models) - 2
         stop = Stop(number, partial(query.run_batches, 6, random.Random(1)))
-        monkeypatch.setattr("statelog.reading.source.open_location", partial(stopping, stop))
+        monkeypatch.setattr("statelog.reading.open.open_location", partial(stopping, stop))
         try:
             feed = Feed(query.location, after=before)
             feed.step()

@@ -13,10 +13,11 @@ import pytest
 import statelog
 from statelog import PinExpiredError, StateMissingError
 from statelog.clock import SystemClock
-from statelog.history.held_pin import HeldPin
-from statelog.history.pins import MARGIN_S, PinnedBase, StandingPins
+from statelog.coordinator.standing_pins import StandingPins
+from statelog.history.footprint import Footprint
+from statelog.history.pins import MARGIN_S, Consumer, HeldPin, PinnedBase
 from statelog.history.query_history import QueryHistory
-from statelog.reading import former
+from statelog.reading import before as former
 from statelog.storage import LocalStore
 from tests.reading.story import KEYS, STATES, Story
 from tests.reading.test_changes_with_before import require_before
@@ -140,14 +141,10 @@ def pin_state(query: Story, known: QueryHistory, batch: int) -> None:
     base = PinnedBase(batch, record.checkpoint.token, record.needed_from, list(record.base_map.ranges))
     HeldPin(
         LocalStore(query.location),
-        known,
-        latest.batch,
-        operators=[query.identity],
+        Footprint.of_changes(history, latest.batch, since=base.since, base_ranges=base.ranges),
+        Consumer(1 << 30, base.batch, base.token),
         owner="test",
         lasts_s=600.0,
-        since=base.since,
-        max_bytes=1 << 30,
-        base=base,
     )
 
 
@@ -210,7 +207,7 @@ def test_without_the_right_to_write_a_consumer_reads_while_the_state_is_there(
 ) -> None:
     query = Story(tmp_path, **FORGETFUL)
     query.run_batches(4, random.Random(1))
-    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: ReadOnly(LocalStore(location)))
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: ReadOnly(LocalStore(location)))
     feed = Feed(query.location, after=2, with_before=True)
     query.run_batches(1, random.Random(1))
     assert feed.step() == 1
@@ -250,7 +247,7 @@ def test_a_consumer_stopped_at_any_request_is_right_or_is_told(tmp_path: Path, m
         query = made.copied(tmp_path / str(number))
         query.start()
         stop = Stop(number, partial(query.run_batches, 6, random.Random(1)))
-        monkeypatch.setattr("statelog.reading.source.open_location", partial(stopping, stop))
+        monkeypatch.setattr("statelog.reading.open.open_location", partial(stopping, stop))
         try:
             feed = Feed(query.location, "map", after=len(query.models) - 2, with_before=True)
             feed.step(max_bytes=1)

@@ -12,7 +12,7 @@ import statelog
 from statelog.history.operator_history import History
 from statelog.history.restore_plan import SHARED_BYTES
 from statelog.log.references import SegmentRef
-from statelog.reading.source import open_source
+from statelog.reading.open import open_logged
 from statelog.runs.writer import STORED_BLOCK_BYTES
 from statelog.storage import Store
 from statelog.storage.wrapper import StoreWrapper
@@ -50,7 +50,7 @@ def test_a_look_up_makes_two_requests_per_level_and_one_per_log_file_since(
 ) -> None:
     for number in range(5):
         query.run_keys([key_of(number)])
-    source = open_source(query.location, None, None)
+    source = open_logged(query.location, None, None)
     for subtask in range(PARALLELISM):
         found = levels_of(source.history, subtask)
         assert len(found) == len(LEVELS)
@@ -93,10 +93,10 @@ class Together(StoreWrapper):
 
 def test_the_requests_of_a_look_up_are_made_at_once(query: LargeState, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Together(objects(query.location))
-    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: made)
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: made)
     key = key_of(0)
     query.run_keys([key])
-    history = open_source(query.location, None, None).history
+    history = open_logged(query.location, None, None).history
     last = len(query.models) - 1
     since = changes_since(history, subtask_of(key))
     assert since
@@ -122,7 +122,7 @@ def difference(query: LargeState, before: int, after: int | None = None) -> list
 
 def counted(query: LargeState, monkeypatch: pytest.MonkeyPatch) -> CountedStore:
     made = CountedStore(objects(query.location))
-    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: made)
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: made)
     return made
 
 
@@ -139,7 +139,7 @@ def test_a_difference_reads_its_changes_once_and_one_block_per_key(
     query.run_keys([key_of(number) for number in range(10)])
     query.run_keys([key_of(number) for number in range(8, 18)])
     store = counted(query, monkeypatch)
-    history = open_source(query.location, None, None).history
+    history = open_logged(query.location, None, None).history
     changes = [one for batch in (before + 1, before + 2) for one in stored_changes(history, batch)]
     state = [run for subtask in range(PARALLELISM) for runs in levels_of(history, subtask) for run in runs]
     since = {one.name for batch in range(before + 1) for one in stored_changes(history, batch)}
@@ -170,7 +170,7 @@ def test_a_difference_of_much_reads_at_most_three_times_its_changes(
     before = len(query.models) - 1
     query.run_keys(known[:1200])
     store = counted(query, monkeypatch)
-    history = open_source(query.location, None, None).history
+    history = open_logged(query.location, None, None).history
     store.take()
     assert len(difference(query, before)) == 1200
     changed = sum(one.length for one in stored_changes(history, before + 1))
@@ -188,7 +188,7 @@ def test_equal_checkpoints_and_untouched_subtasks_read_no_state(
     key = key_of(3)
     query.run_keys([key])
     store = counted(query, monkeypatch)
-    history = open_source(query.location, None, None).history
+    history = open_logged(query.location, None, None).history
     for sides in ((before, before), (before, before + 1), (before + 2, before + 2)):
         store.take()
         assert difference(query, *sides) == []

@@ -16,7 +16,8 @@ import pytest
 import statelog
 from statelog import CorruptionError, StateMissingError, Step
 from statelog.clock import Clock
-from statelog.history.pins import MARGIN_S, log_file
+from statelog.history.footprint import log_file
+from statelog.history.pins import MARGIN_S
 from statelog.history.query_history import read_history
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import PINS_FOLDER
@@ -174,7 +175,7 @@ def test_nothing_is_lost_when_others_work_between_two_requests(tmp_path: Path, m
         stop = Stop(number, work)
         with monkeypatch.context() as patched:
             patched.setattr(
-                "statelog.reading.source.open_location",
+                "statelog.reading.open.open_location",
                 lambda location, stop=stop: FaultStore(LocalStore(location), stop),
             )
             delete(query.location)

@@ -13,7 +13,7 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, StateMissingError
-from statelog.reading import diff, scan
+from statelog.reading import diff, rows
 from tests.reading.story import KEYS, STATES, Story, map_rows, value_rows
 
 PINNED = 3
@@ -33,7 +33,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     patch = pytest.MonkeyPatch()
     if request.param == "scanned":
         patch.setattr(diff, "MOST_CHANGED_BYTES", -1)
-        patch.setattr(scan, "PART_BYTES", 16_384)
+        patch.setattr(rows, "PART_BYTES", 16_384)
     made = Story(tmp_path_factory.mktemp("story") / "query", parallelism=2, **options)
     made.run_batches(PINNED + 1, random.Random(1))
     statelog.pin(made.location, at=PINNED, lasts_s=None, owner="audit")

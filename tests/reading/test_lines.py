@@ -21,9 +21,8 @@ from statelog import ConfigurationError, CorruptionError, Options, StateMissingE
 from statelog.coordinator.batch import BatchTime
 from statelog.history.pins import read_pin, standing_pins
 from statelog.queries.load import RestoreTarget, restore_operators
-from statelog.reading.kept import kept_checkpoints
-from statelog.reading.scan import one_by_one
-from statelog.reading.source import StoredQuery
+from statelog.reading.checkpoints import StoredQuery
+from statelog.reading.rows import one_by_one
 from statelog.storage import LocalStore
 from tests.model.engine import Model, command_query, command_rows
 from tests.query_runner import QueryRunner
@@ -329,11 +328,9 @@ def test_damage_of_what_was_taken_back_is_told_by_its_pin(tmp_path: Path) -> Non
     assert (whole.damages, whole.whole) == ((), {"op": len(past.now) - 1})
     assert whole.checkpoints == len(statelog.list_checkpoints(past.location))
     needed = {
-        one.source.checkpoint.token: set(one.needed.objects)
-        for one in kept_checkpoints(
-            StoredQuery(LocalStore(past.location), past.location, past.query.query()),
-            past.query.identity,
-            standing_pins(LocalStore(past.location), time.time()),
+        one.point.checkpoint.token: set(one.needed.objects)
+        for one in StoredQuery(LocalStore(past.location), past.location, past.query.query()).kept(
+            past.query.identity, standing_pins(LocalStore(past.location), time.time())
         )
     }
     pin = read_pin(LocalStore(past.location), past.pins[9].name)

@@ -14,9 +14,9 @@ import pytest
 
 import statelog
 from statelog import PinExpiredError, StateMissingError, StorageError
-from statelog.history.held_pin import HeldPin
-from statelog.history.pins import MARGIN_S, Pin, pin_name, write_pin
-from statelog.reading.source import open_source
+from statelog.history.footprint import Footprint
+from statelog.history.pins import MARGIN_S, HeldPin, Pin, pin_name, write_pin
+from statelog.reading.open import open_logged
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
@@ -63,8 +63,8 @@ def read(location: str, at: int | None = None) -> list[tuple[Any, ...]]:
 
 
 def held(story: Story, batch: int, lasts_s: float | None = None) -> HeldPin:
-    source = open_source(story.location, "op", batch)
-    return HeldPin(source.store, source.lineage, batch, owner="test", lasts_s=lasts_s, is_shared=True)
+    source = open_logged(story.location, "op", batch)
+    return HeldPin(source.store, Footprint.of(source.lineage, batch), owner="test", lasts_s=lasts_s, is_shared=True)
 
 
 # ---- While others work ----
@@ -75,9 +75,7 @@ def stopped_reader(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     query = story.copied(tmp_path / str(number))
     query.start(keep_local=False)
     stop = Stop(number, lambda: query.run_batches(RETAINED + 2, random.Random(2)))
-    monkeypatch.setattr(
-        "statelog.reading.source.open_location", lambda location: FaultStore(LocalStore(location), stop)
-    )
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: FaultStore(LocalStore(location), stop))
     return query, stop
 
 
@@ -188,7 +186,7 @@ def test_a_checkpoint_that_is_gone_cannot_be_pinned(story: Story, tmp_path: Path
     history = query.query()
     run_on(query)
     with pytest.raises(PinExpiredError, match="Checkpoint 6 of operator 'op' is not retained"):
-        HeldPin(LocalStore(query.location), history, 6, owner="test", lasts_s=None)
+        HeldPin(LocalStore(query.location), Footprint.of(history, 6), owner="test", lasts_s=None)
     assert not list(Path(query.location).glob("pins/*"))
 
 
@@ -201,7 +199,7 @@ def test_a_checkpoint_that_a_repetition_of_its_batch_has_replaced_cannot_be_pinn
     query.start()
     query.run_batches(1, random.Random(9))
     with pytest.raises(PinExpiredError, match="Checkpoint 6 of operator 'op' is not retained"):
-        HeldPin(LocalStore(query.location), history, 6, owner="test", lasts_s=None)
+        HeldPin(LocalStore(query.location), Footprint.of(history, 6), owner="test", lasts_s=None)
     assert read(query.location, 6) == value_rows(query.models[6])
 
 
@@ -210,9 +208,9 @@ def test_nobody_relies_on_a_pin_whose_maker_has_not_seen_yet_that_it_holds(story
     query = story.copied(tmp_path / "query")
     history, store = query.query(), LocalStore(query.location)
     run_on(query)
-    write_pin(store, pin_name(6, b"late"), Pin.of(history, 6, owner="late"))
+    write_pin(store, pin_name(6, b"late"), Pin.on(Footprint.of(history, 6), owner="late"))
     with pytest.raises(PinExpiredError):
-        HeldPin(store, history, 6, owner="test", lasts_s=None)
+        HeldPin(store, Footprint.of(history, 6), owner="test", lasts_s=None)
     with pytest.raises(StateMissingError):
         read(query.location, 6)
 
@@ -220,7 +218,7 @@ def test_nobody_relies_on_a_pin_whose_maker_has_not_seen_yet_that_it_holds(story
 def test_a_reader_that_falls_asleep_is_told(story: Story, tmp_path: Path) -> None:
     query = story.copied(tmp_path / "query")
     clock = ManualClock(0)
-    pin = HeldPin(LocalStore(query.location), query.query(), 6, owner="test", lasts_s=100, clock=clock)
+    pin = HeldPin(LocalStore(query.location), Footprint.of(query.query(), 6), owner="test", lasts_s=100, clock=clock)
     clock.advance(51)
     before = pin.name
     pin.keep()
@@ -236,7 +234,7 @@ def test_without_the_right_to_write_a_reader_reads_until_the_files_go(
 ) -> None:
     query = story.copied(tmp_path / "query")
     query.start()
-    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: ReadOnly(LocalStore(location)))
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: ReadOnly(LocalStore(location)))
     at = len(query.models) - 1
     assert read(query.location, at) == value_rows(query.models[at])
     reader = statelog.read_state(query.location, state="value", at=at)

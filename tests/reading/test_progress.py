@@ -13,8 +13,8 @@ import pytest
 
 import statelog
 from statelog.progress import tracked, watching
-from statelog.reading.scan import cut_parts, one_by_one, part_sizes
-from statelog.reading.source import open_source
+from statelog.reading.open import open_logged
+from statelog.reading.rows import cut_parts, one_by_one, part_sizes
 from tests.reading.saved import save
 from tests.reading.story import Story
 from tests.stored_query import StoredQuery
@@ -69,7 +69,7 @@ def test_a_difference_of_whole_states_tells_both(tmp_path: Path) -> None:
     query.run_batches(12, random.Random(2))
     both = [
         part_sizes(cut_parts(source.history, source.checkpoint))
-        for source in (open_source(query.location, None, at) for at in (3, 15))
+        for source in (open_logged(query.location, None, at) for at in (3, 15))
     ]
     read = bytes_of(lambda: statelog.read_diff(query.location, 3, 15, state="map").read_all())
     assert read == sum(map(sum, both)) > 0
@@ -88,7 +88,7 @@ def test_savepoints_tell_what_is_read_and_what_is_restored(tmp_path: Path) -> No
 
 def test_parts_share_the_bytes_of_their_files(story: Story, tmp_path: Path) -> None:
     """Files of several parts count once; and each part is done when it was written."""
-    source = open_source(story.location, None, None)
+    source = open_logged(story.location, None, None)
     parts = cut_parts(source.history, source.checkpoint, part_bytes=1000)
     sizes = part_sizes(parts)
     assert len(sizes) == len(parts) > 10

@@ -36,8 +36,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 def test_every_state_is_read_as_of_a_checkpoint(
     story: Story, at: int | None, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statelog.reading.scan.MEMORY_BYTES", memory_bytes)
-    monkeypatch.setattr("statelog.reading.scan.PART_BYTES", 2000)
+    monkeypatch.setattr("statelog.reading.rows.MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr("statelog.reading.rows.PART_BYTES", 2000)
     model = story.models[-1 if at is None else at]
     for state, expected in (("value", value_rows), ("list", list_rows), ("map", map_rows)):
         found = statelog.read_state(story.location, "op", state, at=at).read_all()

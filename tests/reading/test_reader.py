@@ -11,7 +11,7 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, PinExpiredError
-from statelog.history import held_pin
+from statelog.history import pins as held_pin
 from statelog.storage import LocalStore
 from statelog.testing.query import ManualClock
 from tests.reading.story import KEYS, STATES, Story, rows, value_rows

@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError, StorageError
 from statelog.coordinator.batch import BatchTime
-from statelog.reading.manifest import Manifest, SavedFile, SavedOperator
+from statelog.reading.savepoint import Manifest, SavedFile, SavedOperator
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.testing import Harness

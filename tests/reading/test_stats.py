@@ -291,7 +291,7 @@ def test_only_footers_are_read_without_a_scan(in_files: Story, monkeypatch: pyte
             read += len(data) if name.endswith(".run") else 0
             return data
 
-    monkeypatch.setattr("statelog.reading.source.open_location", Counted)
+    monkeypatch.setattr("statelog.reading.open.open_location", Counted)
     found = stats(in_files)
     files = run_files(in_files, "changes")
     assert found.state_bytes == size(files) > 1 << 20
@@ -303,9 +303,7 @@ def test_changesets_side_by_side_are_read_together(tmp_path: Path, monkeypatch: 
     query = Story(tmp_path / "query", parallelism=10, file_merging="within")
     query.run_batches(10, random.Random(7))
     reads = Reads()
-    monkeypatch.setattr(
-        "statelog.reading.source.open_location", lambda location: FaultStore(LocalStore(location), reads)
-    )
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: FaultStore(LocalStore(location), reads))
     statelog.list_checkpoints(query.location)
     of_the_log = reads.requests
     found = stats(query)
@@ -326,7 +324,7 @@ def test_it_is_right_however_fast_the_query_forgets(
         query.start(keep_local=False)
         stop = Reads(number, lambda query=query: query.run_batches(3, random.Random(2)))
         monkeypatch.setattr(
-            "statelog.reading.source.open_location",
+            "statelog.reading.open.open_location",
             lambda location, stop=stop: FaultStore(LocalStore(location), stop),
         )
         found = stats(query, scan=True)

@@ -129,7 +129,7 @@ def test_a_query_that_deletes_meanwhile_is_not_damaged(
         stop: Any = Stop(number, lambda query=query: query.run_batches(4, random.Random(3)))  # type: ignore[misc]
         with monkeypatch.context() as patch:
             patch.setattr(
-                "statelog.reading.source.open_location",
+                "statelog.reading.open.open_location",
                 lambda location, stop=stop: FaultStore(LocalStore(location), stop),
             )
             assert statelog.verify(query.location).damages == ()

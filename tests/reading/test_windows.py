@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 
@@ -23,9 +22,7 @@ from statelog import (
     SlidingWindows,
     TumblingWindows,
 )
-from statelog.reading.lookup import Lookup
-from statelog.reading.read import found_rows
-from statelog.reading.source import open_source
+from statelog.reading.open import open_logged
 from statelog.reading.states import tables_of
 from statelog.reading.windows import window_columns
 from statelog.testing import Harness
@@ -395,12 +392,12 @@ def test_a_key_with_many_windows_is_read_in_parts() -> None:
     windows = SlidingWindows(40, 1)
     rows = [("a", time_ms, time_ms) for time_ms in range(400)]
     with _pushed(windows, "agg", [*rows, ("b", 1000, 1)]) as harness:
-        source = open_source(location_of(harness), None, None)
-        made = window_columns(source, max_bytes=20_000)
+        point = open_logged(location_of(harness), None, None)
+        made = window_columns(point, max_bytes=20_000)
         assert made is not None
-        [table] = [table for table in tables_of(source) if table.name == "windows"]
-        whole = pa.Table.from_batches(list(found_rows(source, table)))
-        entries = Lookup(source, table.stored).find(["a", "b"])
+        [table] = [table for table in tables_of(point) if table.name == "windows"]
+        whole = pa.Table.from_batches(list(table.rows(point, table.schema.names)))
+        entries = point.changes(table.stored, ["a", "b"])
         slices = [batch.slice(first, 7) for batch in entries for first in range(0, batch.num_rows, 7)]
         parts = list(made.rows(slices))
         assert whole.num_rows == 439 + 40
@@ -421,6 +418,6 @@ def test_a_window_without_a_value_is_named() -> None:
 
 def test_windows_that_no_settings_describe_are_not_listed() -> None:
     with _pushed(SLIDING, "agg", [("a", 1, 10)]) as harness:
-        source = open_source(location_of(harness), None, None)
-        older = replace(source, checkpoint=msgspec.structs.replace(source.checkpoint, settings={}))
+        point = open_logged(location_of(harness), None, None)
+        older = replace(point, settings={})
         assert [table.name for table in tables_of(older)] == ["timers", "window.panes"]

@@ -10,7 +10,7 @@ import pytest
 
 import statelog
 from statelog.history.restore_plan import SHARED_BYTES
-from statelog.reading.source import open_source
+from statelog.reading.open import open_logged
 from statelog.storage import open_store
 from tests.reading.large_state import LEVELS, PARALLELISM, LargeState, changes_since, key_of, levels_of, subtask_of
 from tests.s3.fault_proxy import FaultProxy, proxy_in_thread
@@ -31,7 +31,7 @@ def test_requests_of_look_ups_with_an_open_reader(proxy: FaultProxy, s3_location
     query = LargeState(tmp_path, open_store=lambda location: open_store(s3_location))
     for number in range(5):
         query.run_keys([key_of(number)])
-    history = open_source(s3_location, None, None).history
+    history = open_logged(s3_location, None, None).history
     for subtask in range(PARALLELISM):
         levels = levels_of(history, subtask)
         assert len(levels) == len(LEVELS)

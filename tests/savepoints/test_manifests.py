@@ -14,7 +14,7 @@ import pytest
 import statelog
 from statelog import ConfigurationError, CorruptionError, StatelogError
 from statelog.queries.target import UNFINISHED, begin_target
-from statelog.reading.manifest import Manifest
+from statelog.reading.savepoint import Manifest
 from statelog.storage import LocalStore, ObjectInfo
 from tests.compat.test_savepoints import FIXTURES
 from tests.stored_query import StoredQuery, saved_values

@@ -24,7 +24,7 @@ from statelog.history.query_history import read_history
 from statelog.operators.keyed.timers import timer_descriptor
 from statelog.queries.load import keyed_loads, load_keyed
 from statelog.queries.save import TableFile, file_schema, save_operator
-from statelog.reading.scan import one_by_one
+from statelog.reading.rows import one_by_one
 from statelog.runs.format import VALUE_COLUMN, Operation, change_schema
 from statelog.runs.keys import KeyCodec
 from statelog.runs.reader import Run

@@ -13,7 +13,7 @@ import pytest
 import statelog
 from statelog import ConfigurationError
 from statelog.queries import load, save, save_restore
-from statelog.reading.manifest import Manifest
+from statelog.reading.savepoint import Manifest
 from statelog.spark.checkpoint import location as checkpoint_location
 from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
 from statelog.spark.checkpoint.files import StoreFiles

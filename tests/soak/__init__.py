@@ -20,6 +20,7 @@ Python driver, its JVM and its Python workers are killed.
 | cluster | the processes of one query, and the attempts of a batch |
 | engine | a life in the engine lane: Spark's part, and the comparison |
 | query_servers, query_lane | the processes, and a life, in the queries lane |
+| query_tools | what others do beside a query of that lane, and the model of what is stored |
 | spark_lane | a life in the spark lane |
 | report | counters |
 | plants | defects that the soak must find: guards taken away, one at a time |

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from statelog.coordinator.batch import BatchTime
-from statelog.reading.manifest import SavedOperator
+from statelog.reading.savepoint import SavedOperator
 from tests.model.keyed_model import Row
 from tests.soak.moves import Mood, random_task_harm
 from tests.soak.processes import Died, Failed, Remote, first_answer

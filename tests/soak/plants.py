@@ -1,4 +1,4 @@
-"""Defects that the soak must find: each takes one guard of the coordinator away, as it once was missing."""
+"""Defects that the soak must find: each takes one guard away, as it once was missing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from msgspec.structs import replace
 from statelog.coordinator import active_operator
 from statelog.coordinator.batch import OperatorBatch
 from statelog.coordinator.materialization import MaterializationPolicy
+from statelog.coordinator.standing_pins import StandingPins
+from statelog.errors import FencedError
+from statelog.history.query_history import QueryHistory
 from statelog.local import runs
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
+from statelog.log.entry import QueryCheckpoint
+from statelog.log.numbered import NumberedLog
 from statelog.log.references import Level
 from statelog.rpc.messages import Ack, JobOutcome
 from statelog.tasks import keyed_task
@@ -82,9 +87,40 @@ def debris() -> AbstractContextManager[object]:
     return patch.object(runs, "removed_on_failure", nullcontext)
 
 
+def taken_back() -> AbstractContextManager[object]:
+    """A pin counts although its checkpoint was taken back."""
+    return patch.object(QueryHistory, "has_on_line", lambda *_: True)
+
+
+def ignored_pins() -> AbstractContextManager[object]:
+    """Objects are deleted although a pin names them."""
+    return patch.object(StandingPins, "need", lambda *_: False)
+
+
+_append: Final = NumberedLog.append
+
+
+def _append_unfenced(log: NumberedLog, entry: QueryCheckpoint, payload: list[bytes]) -> QueryCheckpoint:
+    try:
+        return _append(log, entry, payload)
+    except FencedError:
+        return entry
+
+
+def not_fenced() -> AbstractContextManager[object]:
+    """A driver goes on, and deletes, although a newer start has claimed its log."""
+    planted = ExitStack()
+    planted.enter_context(patch.object(NumberedLog, "append", _append_unfenced))
+    planted.enter_context(patch.object(NumberedLog, "require_ownership", lambda _: None))
+    return planted
+
+
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {
     "stale-jobs": stale_jobs,
     "lost-jobs": lost_jobs,
     "debris": debris,
+    "taken-back": taken_back,
+    "ignored-pins": ignored_pins,
+    "not-fenced": not_fenced,
     "newest-state": repeated_batches_start_from_the_newest,
 }

@@ -14,18 +14,18 @@ from statelog.clock import Clock
 from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.storage import LocalStore, Store
+from statelog.storage.links import LinkedStore
 from statelog.tasks.attempt import Attempt, WorkerMemory
-from statelog.testing.faults import FaultStore
 from statelog.testing.query import ManualClock
 from tests.model.engine import TickingClock
 from tests.model.query_driver import Driver, Member, Surroundings
 from tests.model.query_engine import SparkNotes, TaskPlace, run_attempt, run_id_of
 from tests.model.query_graph import Row, operator_of
-from tests.soak.servers import Harm, Harmed, on_disk, opened
+from tests.soak.query_tools import STATE
+from tests.soak.servers import Harm, Harmed, SoakStore, on_disk
 
 _WORDS: Final = b"q" * 32
 """The secret of the calls."""
-STATE: Final = "statelog"
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,39 @@ def surroundings(
     return Surroundings(notes.query_id, location, options, clock, open_store, notes.time, new_token)
 
 
+class ShiftedClock:
+    """A clock whose time of day is ahead of another's by some seconds, and may jump."""
+
+    def __init__(self, clock: Clock, ahead_s: float = 0.0) -> None:
+        self._clock = clock
+        self.ahead_s = ahead_s
+
+    def now_s(self) -> float:
+        return self._clock.now_s() + self.ahead_s
+
+    def monotonic_s(self) -> float:
+        return self._clock.monotonic_s()
+
+
+def late_folder(notes: SparkNotes) -> Path:
+    """Where requests are that the store has not carried out when the process died which made them."""
+    return notes.folder.parent / "late"
+
+
+def linked_store(location: str, appends: bool, harmed: Harmed) -> Store:
+    """The store of a location, from which those of its parents are reached."""
+    return LinkedStore(SoakStore(location, appends, harmed), lambda parent: SoakStore(parent, appends, harmed))
+
+
 class QueryDriver:
     """The driver's process, behind the RPC server."""
 
     def __init__(self, notes: SparkNotes, clock_start_s: float, appends: bool) -> None:
         self._notes = notes
         self._appends = appends
-        self._harmed = Harmed(lambda: str(notes.folder / STATE))
+        self._harmed = Harmed(lambda: str(notes.folder / STATE), late_folder(notes))
         self._clock = ManualClock(clock_start_s)
+        self._shifted = ShiftedClock(self._clock)
         self._start_s = clock_start_s
         self._tokens = itertools.count()
         self._run = 0
@@ -65,20 +90,21 @@ class QueryDriver:
         self._stores: list[Store] = []
         self._server = RpcServer("127.0.0.1", 0, _WORDS, self._call)
 
-    def start(self, run: QueryRun, now_s: float, harm: Harm) -> int:
+    def start(self, run: QueryRun, now_s: float, ahead_s: float, harm: Harm) -> int:
         """Start the query, and return the port that its tasks call."""
-        self.begin(now_s, harm)
+        self.begin(now_s, ahead_s, harm)
         self._run, self._driver = run.number, None
         options = Options(observer=self._harmed, **run.options)
-        around = surroundings(self._notes, options, self._clock, self._opened, self._new_token)
+        around = surroundings(self._notes, options, self._shifted, self._opened, self._new_token)
         driver = Driver(around, run_id_of(run.number))
         driver.start(run.first_batch, {uid: Member(operator_of(uid).local, n) for uid, n in run.parallelism.items()})
         self._driver = driver
         return self._server.port
 
-    def begin(self, now_s: float, harm: Harm) -> None:
-        """A batch is about to begin."""
+    def begin(self, now_s: float, ahead_s: float, harm: Harm) -> None:
+        """A batch is about to begin; the clock's time of day is ahead by some seconds."""
         self._harmed.begin(harm)
+        self._shifted.ahead_s = ahead_s
         self._clock.advance(self._start_s + now_s - self._clock.now_s())
 
     def stop(self, harm: Harm) -> None:
@@ -97,7 +123,7 @@ class QueryDriver:
         return self._driver.handle(request, payload)
 
     def _opened(self, location: str) -> Store:
-        store = FaultStore(opened(location, self._appends), self._harmed)
+        store = linked_store(location, self._appends, self._harmed)
         self._stores.append(store)
         return store
 
@@ -107,7 +133,7 @@ class QueryDriver:
 
 @dataclass(frozen=True)
 class QueryTask:
-    """One attempt, with the driver's port, its host, its maintenance, and its rows."""
+    """One attempt, with the driver's port, its host and how far that is ahead, its maintenance, and its rows."""
 
     run: QueryRun
     port: int
@@ -115,6 +141,7 @@ class QueryTask:
     place: TaskPlace
     time_ms: int
     now_s: float
+    ahead_s: float
     is_slow: bool
     rows: list[Row]
     harm: Harm
@@ -127,7 +154,7 @@ class QueryWorker:
         self._notes = notes
         self._appends = appends
         self._start_s = clock_start_s
-        self._harmed = Harmed(lambda: str(notes.folder / STATE))
+        self._harmed = Harmed(lambda: str(notes.folder / STATE), late_folder(notes))
         self._memory = WorkerMemory()
         self._client: RpcClient | None = None
 
@@ -136,7 +163,8 @@ class QueryWorker:
         self._harmed.begin(task.harm)
         place = task.place
         parallelism = task.run.parallelism[place.uid]
-        store = FaultStore(opened(str(self._notes.folder / STATE), self._appends), self._harmed)
+        store = linked_store(str(self._notes.folder / STATE), self._appends, self._harmed)
+        clock = (TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s)
         attempt = Attempt(
             task=place.id_in(self._notes.query_id, task.run.number),
             partition=place.subtask,
@@ -148,7 +176,7 @@ class QueryWorker:
                 host_folder(self._notes, task.host) / identity / str(parallelism) / str(place.subtask)
             ),
             open_store=lambda location: store,
-            clock=(TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s),
+            clock=ShiftedClock(clock, task.ahead_s),
             token=f"{task.run.number}-{place.attempt}",
         )
         with on_disk(task.harm, host_folder(self._notes, task.host), attempt.token):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import random
 import shutil
 import signal
+import threading
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,19 +25,21 @@ from statelog import (
     PinExpiredError,
     StateMissingError,
     Step,
+    StorageError,
     Ttl,
     Watermark,
     delete_orphans,
 )
 from statelog.coordinator.batch import BatchTime
-from statelog.history.held_pin import HeldPin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import Branch, HeldPin
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Parent
 from statelog.queries.branch import branch_query
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator
-from statelog.reading.manifest import SavedOperator
-from statelog.reading.scan import one_by_one
+from statelog.reading.rows import one_by_one
+from statelog.reading.savepoint import SavedOperator
 from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.storage import LocalStore, Store
@@ -54,6 +59,8 @@ from tests.stores import WholeObjects
 
 _SECRET: Final = b"s" * 32
 _CHANGING: Final = ("put", "put_if_absent", "append", "sync", "delete")
+LATE: Final = ("put", "put_if_absent", "append", "delete")
+"""Requests that a store may carry out after the process that made them is dead."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +147,11 @@ class Harm:
 class Harmed(Observer, FaultPlan):
     """Does the harm: it sees every step, and every call of the store."""
 
-    def __init__(self, locate: Any) -> None:
+    def __init__(self, locate: Any, late: Path | None = None) -> None:
         self._locate = locate
+        self._late = late
+        self.requests = threading.local()
+        """The request that a thread is about to make of a :class:`SoakStore`."""
         self.begin(Harm())
         self.faults = 0
 
@@ -158,6 +168,8 @@ class Harmed(Observer, FaultPlan):
         if self._is_last():
             if call.operation not in _CHANGING or self._random.random() < 0.5:
                 _die()
+            if self._late is not None and call.operation in LATE and self._random.random() < 0.6:
+                return Fault(action=partial(self._leave_and_die, self._late))
             return Fault("after", action=partial(self._tear_and_die, call))
         if self._random.random() >= self._rate * (3 if call.operation == "sync" else 1):
             return None
@@ -175,6 +187,14 @@ class Harmed(Observer, FaultPlan):
         self._left -= 1
         return self._left == 0
 
+    def _leave_and_die(self, folder: Path) -> None:
+        """Die while a request is on its way to the store, which carries it out some time later."""
+        folder.mkdir(exist_ok=True)
+        name = uuid.uuid4().hex
+        (folder / f"{name}.tmp").write_bytes(pickle.dumps(self.requests.latest))
+        (folder / f"{name}.tmp").rename(folder / name)
+        _die()
+
     def _tear_and_die(self, call: Call) -> None:
         """Die after an operation, or in the middle of an append; the machine may crash with it."""
         if call.operation == "append" and self._random.random() < 0.7:
@@ -189,7 +209,8 @@ def on_disk(harm: Harm, folder: Path, token: str) -> Iterator[None]:
         with full_disk(harm.disk_bytes):
             yield
     except Exception:
-        left = [path.name for path in folder.rglob(f"*-{token}.tmp")]
+        # Others may remove folders meanwhile.
+        left = [name for _, _, names in os.walk(folder) for name in names if name.endswith(f"-{token}.tmp")]
         if left:
             raise AssertionError(f"an attempt that failed leaves {left}") from None  # its error was injected
         raise
@@ -198,6 +219,44 @@ def on_disk(harm: Harm, folder: Path, token: str) -> Iterator[None]:
 def opened(location: str, appends: bool) -> Store:
     """The store of a location, a directory; it may be one that cannot append."""
     return LocalStore(location) if appends else WholeObjects(LocalStore(location))
+
+
+class SoakStore(FaultStore):
+    """A store with harm, at a location; it notes each request that may come late."""
+
+    def __init__(self, location: str, appends: bool, harmed: Harmed) -> None:
+        super().__init__(opened(location, appends), harmed)
+        self._location = location
+        self._requests = harmed.requests
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        self._note("put", name, bytes(data))
+        super().put(name, data)
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        self._note("put_if_absent", name, bytes(data))
+        return super().put_if_absent(name, data)
+
+    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
+        self._note("append", name, [bytes(part) for part in parts], at=at)
+        super().append(name, parts, at=at)
+
+    def delete(self, names: list[str]) -> None:
+        self._note("delete", names)
+        super().delete(names)
+
+    def _note(self, method: str, *arguments: Any, **more: Any) -> None:
+        self._requests.latest = self._location, method, arguments, more
+
+
+def carry_out(request: Path, appends: bool) -> None:
+    """Have the store carry out a request of a dead process; the store may refuse it."""
+    location, method, arguments, more = pickle.loads(request.read_bytes())
+    request.unlink()
+    store = opened(location, appends)
+    with suppress(StorageError):
+        getattr(store, method)(*arguments, **more)
+    store.close()
 
 
 def _die() -> None:
@@ -219,7 +278,7 @@ class SoakQuery(LocalQuery):
         )
 
     def _open_own(self, location: str) -> Store:
-        return FaultStore(opened(location, self._appends), self.harmed)
+        return SoakStore(location, self._appends, self.harmed)
 
     @property
     def location(self) -> str:
@@ -428,7 +487,7 @@ class Tool:
         location = self._query.location
         store = LinkedStore(LocalStore(location), LocalStore)
         query = QueryHistory(self._query.open_log(store).read())
-        pin = HeldPin(store, query, batch, owner="branch", lasts_s=None, is_shared=True, branch=place)
+        pin = HeldPin(store, Footprint.of(query, batch), Branch(place), owner="branch", lasts_s=None, is_shared=True)
         branch_query(query, Parent(location, batch, pin.name), self._target(run))
 
     def _target(self, run: Run) -> RestoreTarget:

@@ -17,7 +17,7 @@ import statelog
 from statelog import PinExpiredError, StatelogError
 from statelog.aggregates.build import KeyedDefinition, plan_aggregates
 from statelog.convert.types import key_schema
-from statelog.reading import scan
+from statelog.reading import rows as merged
 from statelog.testing import Harness
 from statelog.testing.arguments import read_schema
 from statelog.testing.harness import parts_of
@@ -62,7 +62,7 @@ def test_a_checkpoint_and_columns_are_chosen(source: SparkSession, story: Story)
 @pytest.fixture
 def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts are cut where partitions are planned, which is in a process of Spark's; so this is for its own code."""
-    monkeypatch.setattr(scan, "PART_BYTES", 4096)
+    monkeypatch.setattr(merged, "PART_BYTES", 4096)
 
 
 def test_the_state_is_read_in_parts_that_make_up_the_whole(many_parts: None, story: Story) -> None:

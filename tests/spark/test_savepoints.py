@@ -23,7 +23,7 @@ import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StateMissingError
 from statelog.__main__ import main
 from statelog.queries.save_restore import save_stopped
-from statelog.reading.manifest import Manifest
+from statelog.reading.savepoint import Manifest
 from statelog.sealed import seal
 from statelog.storage import LocalStore
 from tests.spark.faults import wait_until

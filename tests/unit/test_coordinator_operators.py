@@ -36,7 +36,8 @@ from statelog import (
 from statelog.coordinator.admission import OperatorConfig
 from statelog.coordinator.batch import BatchTime
 from statelog.coordinator.coordinator import Coordinator
-from statelog.history.pins import Pin, pin_name, write_pin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import Consumer, Pin, pin_name, write_pin
 from statelog.history.query_history import QueryHistory, read_history
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.log.entry import Claim, QueryCheckpoint
@@ -1046,7 +1047,7 @@ def test_a_consumer_of_one_operator_keeps_no_object_of_another(tmp_path: Path) -
     for batch in range(3):
         run_with_objects(query, batch)
     history = read_history(query.gate).histories[query.coordinator.operator("a").identity]
-    made = Pin.of_changes(history, 2, owner="test", made_ms=0, lasts_s=None, since=1, max_bytes=1 << 20)
+    made = Pin.on(Footprint.of_changes(history, 2, since=1), Consumer(1 << 20), owner="test", made_ms=0, lasts_s=None)
     write_pin(query.gate, pin_name(2, b"consumer"), made)
     for batch in range(3, 20):
         run_with_objects(query, batch)

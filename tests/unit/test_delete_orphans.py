@@ -285,7 +285,7 @@ def test_a_pin_that_goes_after_it_was_listed_keeps_nothing(orphan: Stored, monke
         return read(asked, **part)
 
     monkeypatch.setattr(store, "read", going)
-    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: store)
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: store)
     found = statelog.delete_orphans(orphan.directory, min_age_s=60, clock=ManualClock(1060))
     assert [info.name for info in found] == ["op/changes/1/0/a"]
 
@@ -337,7 +337,7 @@ def test_nothing_goes_if_the_store_fails_to_tell_what_is_needed(
     before = stored.store.list()
     for number in itertools.count(1):
         faults = FaultStore(LocalStore(stored.directory), FaultPlan.at(call=number))
-        monkeypatch.setattr("statelog.reading.source.open_location", lambda location, faults=faults: faults)
+        monkeypatch.setattr("statelog.reading.open.open_location", lambda location, faults=faults: faults)
         try:
             statelog.delete_orphans(stored.directory, min_age_s=60, clock=ManualClock(1060), dry_run=True)
         except StorageError:

@@ -126,7 +126,7 @@ def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
         "coordinator/deletion.py": "the deleter",
         "log/numbered.py": "its only claim, when a run ends that wrote nothing",
         "tasks/changeset.py": "an attempt's own objects, before anybody knows their names",
-        "history/held_pin.py": "its own pins",
+        "history/pins.py": "its own pins",
         "coordinator/garbage.py": "a branch's own pin at its parent",
     }
     found = set()

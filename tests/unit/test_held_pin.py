@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from statelog import CorruptionError, PinExpiredError, StorageError
-from statelog.history.held_pin import HeldPin, is_retained
-from statelog.history.pins import MARGIN_S, Pin, StandingPins, read_pin
+from statelog.coordinator.standing_pins import StandingPins
+from statelog.history.footprint import Footprint
+from statelog.history.pins import MARGIN_S, Branch, Consumer, HeldPin, Pin, is_retained, read_pin
 from statelog.history.query_history import QueryHistory
 from statelog.storage import Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
@@ -39,9 +40,11 @@ def hold(
     log: ShortLog, batch: int = 5, *, history: QueryHistory | None = None, store: Store | None = None, **values: Any
 ) -> HeldPin:
     given = {"owner": "test", "lasts_s": 100.0, "clock": log.clock, **values}
-    if "max_bytes" in values:
-        given["operators"] = [IDENTITY]
-    return HeldPin(store or log.store, history or log.query(), batch, **given)
+    query, since = history or log.query(), given.pop("since", None)
+    needed = Footprint.of(query, batch, since=since)
+    if isinstance(given.get("purpose"), Consumer):
+        needed = Footprint.of_changes(query.histories[IDENTITY], batch, since=since)
+    return HeldPin(store or log.store, needed, **given)
 
 
 def pins(log: ShortLog) -> dict[str, Pin]:
@@ -90,7 +93,7 @@ def test_a_query_that_gives_a_checkpoint_up_sees_each_pin_that_holds(values: dic
         for second in itertools.count(first):
             log = make_log()
             since = values.get("since")
-            needed = Pin.of(log.query(), 5, owner="", made_ms=0, lasts_s=1, since=since).objects
+            needed = Pin.on(Footprint.of(log.query(), 5, since=since), owner="", made_ms=0, lasts_s=1).objects
             seen = StandingPins(log.store, log.clock)
             write, look = partial(give_up, log, 8), partial(list_pins, log, seen)
             plan = Steps({first: write, second: look} if first < second else {first: partial(one_after, write, look)})
@@ -123,7 +126,7 @@ def test_a_query_that_gives_changes_up_sees_each_pin_of_a_consumer_that_holds() 
             seen = StandingPins(log.store, log.clock)
             write, look = partial(give_up, log, 8), partial(list_pins, log, seen)
             plan = Steps({first: write, second: look} if first < second else {first: partial(one_after, write, look)})
-            hold(log, 7, store=FaultStore(log.store, plan), since=3, max_bytes=1 << 20, is_shared=True)
+            hold(log, 7, store=FaultStore(log.store, plan), since=3, purpose=Consumer(1 << 20), is_shared=True)
             [pin] = pins(log).values()
             assert seen.changes_from(IDENTITY) <= pin.batch + 1, "it neither names all that may go, nor was it seen"
             seen.look(log.query())
@@ -150,7 +153,7 @@ def test_a_consumers_pin_that_holds_keeps_also_changes_of_which_the_query_knew_n
         plan = Steps({number: partial(delete_changes, log, seen)})
         store = FaultStore(log.store, plan)
         try:
-            hold(log, 7, history=history, store=store, since=3, max_bytes=1 << 20, is_shared=is_shared)
+            hold(log, 7, history=history, store=store, since=3, purpose=Consumer(1 << 20), is_shared=is_shared)
         except PinExpiredError:
             outcomes.append(False)
         else:
@@ -190,11 +193,11 @@ def test_a_pin_says_who_made_it_what_for_and_when(log: ShortLog) -> None:
     hold(log, new_token=lambda: b"token")
     [(name, pin)] = pins(log).items()
     assert name == f"pins/{5:020}-{b'token'.hex()}.json"
-    assert pin == Pin.of(log.query(), 5, owner="test", made_ms=int(NOW_S * 1000), lasts_s=100.0)
+    assert pin == Pin.on(Footprint.of(log.query(), 5), owner="test", made_ms=int(NOW_S * 1000), lasts_s=100.0)
     log.store.delete([name])
-    hold(log, since=1, branch="/branch", lasts_s=None)
+    hold(log, since=1, purpose=Branch("/branch"), lasts_s=None)
     [pin] = pins(log).values()
-    assert (pin.since, pin.branch, pin.lasts_s, pin.max_bytes) == (1, "/branch", None, None)
+    assert (pin.since, pin.branch, pin.lasts_s, pin.consumer) == (1, "/branch", None, None)
 
 
 def test_the_machines_clock_tells_when_unless_there_is_another(log: ShortLog) -> None:
@@ -205,10 +208,14 @@ def test_the_machines_clock_tells_when_unless_there_is_another(log: ShortLog) ->
 
 
 def test_a_consumers_pin_is_one_of_changes(log: ShortLog) -> None:
-    hold(log, 7, since=3, max_bytes=1000)
+    hold(log, 7, since=3, purpose=Consumer(1000))
     [pin] = pins(log).values()
-    assert pin == Pin.of_changes(
-        log.history(), 7, owner="test", made_ms=int(NOW_S * 1000), lasts_s=100.0, since=3, max_bytes=1000
+    assert pin == Pin.on(
+        Footprint.of_changes(log.history(), 7, since=3),
+        Consumer(1000),
+        owner="test",
+        made_ms=int(NOW_S * 1000),
+        lasts_s=100.0,
     )
 
 
@@ -232,11 +239,11 @@ def test_a_checkpoint_can_be_pinned_while_the_newest_entry_retains_it(log: Short
 
 
 def test_without_a_pin_the_log_alone_tells_what_is_retained(log: ShortLog) -> None:
-    pin = Pin.of(log.query(), 5, owner="", made_ms=0, lasts_s=None)
-    assert is_retained(log.store, pin)
+    needed = Footprint.of(log.query(), 5)
+    assert is_retained(log.store, needed)
     hold(log, is_shared=True)
     give_up(log, 6)
-    assert not is_retained(log.store, pin)
+    assert not is_retained(log.store, needed)
 
 
 def test_a_checkpoint_that_was_replaced_or_set_back_cannot_be_pinned(log: ShortLog) -> None:
@@ -252,8 +259,8 @@ def test_changes_can_be_pinned_while_a_retained_checkpoint_needs_them(log: Short
     history = log.query()
     give_up(log, 7)
     assert log.history().changes_from == 3
-    hold(log, 5, history=history, since=3, max_bytes=1000).release()
-    refused(log, history, 5, since=2, max_bytes=1000)
+    hold(log, 5, history=history, since=3, purpose=Consumer(1000)).release()
+    refused(log, history, 5, since=2, purpose=Consumer(1000))
     refused(log, history, 5, since=3)
     hold(log, 7, history=history, since=3).release()
     refused(log, history, 7, since=2)

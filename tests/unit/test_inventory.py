@@ -12,9 +12,11 @@ from msgspec.structs import replace
 
 from statelog import StorageError
 from statelog.coordinator.garbage import Inventory, Retention
+from statelog.coordinator.standing_pins import StandingPins
 from statelog.history.bases import BaseMap
+from statelog.history.footprint import Footprint
 from statelog.history.operator_history import History
-from statelog.history.pins import MARGIN_S, Pin, StandingPins, pin_name, write_pin
+from statelog.history.pins import MARGIN_S, Consumer, Pin, pin_name, write_pin
 from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, QueryCheckpoint
 from statelog.log.numbered import NumberedLog, base_name
@@ -482,7 +484,7 @@ def test_what_was_taken_back_is_noted_while_a_pin_may_speak_of_it(tmp_path: Path
     for entry in written:
         made.add(entry, {}, 0)
     name = pin_name(2, b"pin")
-    pin = Pin.of(made.query, 2)
+    pin = Pin.on(Footprint.of(made.query, 2))
     write_pin(LocalStore(tmp_path), name, pin)
     made.deleter.look()
     revised = log.append(entry_of(replace(keyed(2), token=b"revised", revision=1)), [])
@@ -512,7 +514,7 @@ def test_an_entry_whose_write_has_failed_may_have_been_pinned(tmp_path: Path) ->
         made.gate.doubt(entry)
         placed = log.append(entry, [])
         if token == b"lost":
-            pin = Pin.of(read_history(LocalStore(tmp_path)), 1)
+            pin = Pin.on(Footprint.of(read_history(LocalStore(tmp_path)), 1))
             write_pin(LocalStore(tmp_path), pin_name(1, b"pin"), pin)
     made.add(placed, {}, 0)
     made.release(placed, 0, log, {})
@@ -602,7 +604,9 @@ def consumer_pin(
 ) -> str:
     """Write a consumer's pin; returns its name."""
     history = History([keyed(number, identity=identity) for number in range(batch + 1)])
-    made = Pin.of_changes(history, batch, owner="test", made_ms=0, lasts_s=lasts_s, since=since, max_bytes=max_bytes)
+    made = Pin.on(
+        Footprint.of_changes(history, batch, since=since), Consumer(max_bytes), owner="test", made_ms=0, lasts_s=lasts_s
+    )
     name = pin_name(batch, b"%d" % since)
     write_pin(LocalStore(root), name, made)
     os.utime(root / name, (NOW_S, NOW_S))

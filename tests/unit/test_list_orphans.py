@@ -11,7 +11,8 @@ from msgspec.structs import replace
 import statelog
 from statelog import Step
 from statelog.errors import ConfigurationError
-from statelog.history.pins import MARGIN_S, Pin, pin_name, write_pin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import MARGIN_S, Branch, Pin, pin_name, write_pin
 from statelog.log.entry import Entry, EntryPlace, Parent, QueryCheckpoint, Section, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
@@ -114,7 +115,16 @@ class Stored:
 
     def pin(self, token: bytes, *names: str, lasts_s: float | None = 100.0, branch: str = "") -> str:
         """Put a pin of some objects; returns its name."""
-        made = Pin("query", 0, b"", 0, "test", 0, lasts_s, [EntryPlace(1, 0)], [], sorted(names), branch=branch)
+        needed = Footprint(
+            query_id="query",
+            batch=0,
+            token=b"",
+            batch_time_ms=0,
+            entries=[EntryPlace(1, 0)],
+            operators=[],
+            objects=sorted(names),
+        )
+        made = Pin.on(needed, Branch(branch) if branch else None, owner="test", lasts_s=lasts_s)
         name = pin_name(0, token)
         write_pin(self.store, name, made)
         os.utime(self.directory / name, (1000, 1000))

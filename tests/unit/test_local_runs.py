@@ -225,11 +225,11 @@ def test_files_that_may_have_changed_are_checked_once(
 
 
 def test_without_a_boot_id_files_are_always_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By each process that opens them."""
+    """By each process that opens them, but the one that has written them."""
     nameless = FileStamps(tmp_path / "none")
     local_runs = [LocalRun(batch, batch, bytes([batch]) * 16, bytes([batch + 1]) * 16) for batch in range(4)]
     checked = count_checks(monkeypatch)
-    for process in range(2):
+    for process in range(3):
         local = LocalRuns(tmp_path / "runs", stamps=nameless)
         for local_run in local_runs:
             if not process:
@@ -497,8 +497,8 @@ def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) ->
 
 
 def test_who_dies_while_checking_a_file_leaves_it_unmarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local_run, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
-    write_run(local, local_run, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
+    local_run = LocalRun(0, 0, bytes(16), bytes(range(16)))
+    write_run(LocalRuns(tmp_path), local_run, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
     os.utime(tmp_path / local_run.file_name)
 
     def die(run: Run) -> None:
@@ -507,7 +507,7 @@ def test_who_dies_while_checking_a_file_leaves_it_unmarked(tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(Run, "verify", die)
         with pytest.raises(KeyboardInterrupt):
-            local.open(local_run)
+            LocalRuns(tmp_path).open(local_run)
     checked = count_checks(monkeypatch)
     LocalRuns(tmp_path).open(local_run)
     assert len(checked) == 1
@@ -625,3 +625,11 @@ def test_what_another_attempt_of_the_batch_wrote_stays(engine: Engine, monkeypat
     found = read(engine, 5, (0, None), (1, None))
     assert [found[0, None][0], found[1, None][0]] == [[10], [1]]
     assert names == []
+
+
+def test_a_run_that_was_written_just_now_is_open_whatever_another_attempt_does_to_its_name(tmp_path: Path) -> None:
+    """An attempt of the same batch that fails removes the file with its changes, which has the same name."""
+    local, edge = LocalRuns(tmp_path), LocalRun(0, 0, bytes(16), bytes(range(16)))
+    write_run(local, edge, encode_changes(VALUE, [(1, b"1", b"", Operation.PUT, "x")]), "0-token")
+    (tmp_path / edge.file_name).unlink()
+    assert local.open(edge).sections.keys() == {"value"}

@@ -18,7 +18,8 @@ from statelog.aggregates.list_kernels import ListKernel
 from statelog.aggregates.pane_columns import PaneMerge, first_ends, group_rows, next_ends
 from statelog.aggregates.pane_grid import Panes
 from statelog.operators.keyed.time_columns import TimeRows
-from statelog.windows.aggregated_sessions import sessions_of
+from statelog.windows.sessions import sessions_of
+from tests.panes import ends_of, pane_of
 
 GRIDS = st.builds(SlidingWindows, st.integers(1, 30), st.integers(1, 12), st.integers(-20, 20)).map(
     lambda windows: windows.panes()
@@ -30,7 +31,7 @@ Window = tuple[int, int]
 
 
 def _panes(grid: Panes, times: set[tuple[int, int]], far_ms: int = 0) -> list[tuple[int, int]]:
-    starts = {(owner, grid.pane_of(time_ms)) for owner, time_ms in times}
+    starts = {(owner, pane_of(grid, time_ms)) for owner, time_ms in times}
     return sorted((owner, start + far_ms * owner) for owner, start in starts if start is not None)
 
 
@@ -64,7 +65,7 @@ def test_windows_have_their_panes_in_order(grid: Panes, times: set[tuple[int, in
     panes = _panes(grid, times)
     expected: dict[Window, list[int]] = {}
     for owner, start in panes:
-        for end in grid.ends_of(start):
+        for end in ends_of(grid, start):
             if bounds[0] <= end <= bounds[1]:
                 expected.setdefault((owner, end), []).append(start)
     rows = _rows(panes, [[start] for _, start in panes], pa.list_(pa.int64()))
@@ -142,9 +143,9 @@ def test_very_many_windows_of_a_pane_come_in_parts() -> None:
 def test_the_ends_of_panes(grid: Panes, times: set[tuple[int, int]], after_ms: int) -> None:
     starts = [start for _, start in _panes(grid, times)]
     held = np.array(starts, np.int64)
-    assert first_ends(grid, held).tolist() == [grid.ends_of(start)[0] for start in starts]
+    assert first_ends(grid, held).tolist() == [ends_of(grid, start)[0] for start in starts]
     for start, end in zip(starts, next_ends(grid, held, after_ms).tolist(), strict=True):
-        coming = [one for one in grid.ends_of(start) if one > after_ms]
+        coming = [one for one in ends_of(grid, start) if one > after_ms]
         assert not coming or end == coming[0]
 
 

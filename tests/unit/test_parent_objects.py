@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from statelog.coordinator.garbage import Inventory
+from statelog.coordinator.standing_pins import StandingPins
 from statelog.errors import CorruptionError
-from statelog.history.pins import Pin, StandingPins, pin_name, write_pin
+from statelog.history import pins
+from statelog.history.footprint import Footprint
+from statelog.history.pins import Consumer, Pin, pin_name, write_pin
 from statelog.log.entry import Parent, QueryCheckpoint
 from statelog.log.references import SegmentRef
 from statelog.options import Options
@@ -38,7 +40,7 @@ class Branch:
 
     def put_pin(self, branch: str = "/branch") -> None:
         """Write a pin at the parent under the name that the entries have."""
-        pin = replace(Pin.of(self.log.query(), 0, owner="test"), branch=branch)
+        pin = Pin.on(Footprint.of(self.log.query(), 0), pins.Branch(branch) if branch else None, owner="test")
         LocalStore(self.location).delete([PIN])
         write_pin(LocalStore(self.location), PIN, pin)
 
@@ -159,7 +161,7 @@ def test_an_object_that_was_let_go_is_not_asked_for_again(branch: Branch) -> Non
 def put_pin(branch: Branch, batch: int = 0) -> str:
     """Pin a checkpoint of the branch."""
     name = pin_name(batch, b"pin")
-    write_pin(branch.log.store, name, Pin.of(branch.log.query(), batch, owner="test"))
+    write_pin(branch.log.store, name, Pin.on(Footprint.of(branch.log.query(), batch), owner="test"))
     return name
 
 
@@ -173,7 +175,9 @@ def test_a_pin_of_the_branch_keeps_that_at_the_parent(branch: Branch) -> None:
 
 
 def test_a_pin_of_own_objects_alone_keeps_nothing_at_the_parent(branch: Branch) -> None:
-    made = Pin.of_changes(branch.log.history(), 1, owner="test", made_ms=0, lasts_s=None, since=1, max_bytes=1 << 20)
+    made = Pin.on(
+        Footprint.of_changes(branch.log.history(), 1, since=1), Consumer(1 << 20), owner="test", made_ms=0, lasts_s=None
+    )
     write_pin(branch.log.store, pin_name(1, b"own"), made)
     branch.look(is_link)
     assert branch.named is None

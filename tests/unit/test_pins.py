@@ -8,11 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, StorageError
+from statelog.coordinator.standing_pins import StandingPins
+from statelog.history.footprint import Footprint, OperatorFootprint
 from statelog.history.pins import (
     MARGIN_S,
+    Consumer,
+    Hold,
     Pin,
-    PinnedOperator,
-    StandingPins,
     consumer_pins,
     has_expired,
     pin_name,
@@ -33,12 +35,13 @@ from tests.short_log import IDENTITY, UID, ShortLog, base, base_range, changes, 
 
 def pin_of(log: ShortLog, batch: int, **values: Any) -> Pin:
     given = {"owner": "test", "made_ms": 7, "lasts_s": 100.0, **values}
-    return Pin.of(log.query(), batch, **given)
+    narrowed = {name: given.pop(name) for name in ("since", "operators") if name in given}
+    return Pin.on(Footprint.of(log.query(), batch, **narrowed), **given)
 
 
-def consumers(log: ShortLog, since: int, batch: int, **values: Any) -> Pin:
-    given = {"owner": "test", "made_ms": 7, "lasts_s": 100.0, "max_bytes": 1 << 20, **values}
-    return Pin.of_changes(log.history(), batch, since=since, **given)
+def consumers(log: ShortLog, since: int, batch: int, max_bytes: int = 1 << 20, **values: Any) -> Pin:
+    given = {"owner": "test", "made_ms": 7, "lasts_s": 100.0, **values}
+    return Pin.on(Footprint.of_changes(log.history(), batch, since=since), Consumer(max_bytes), **given)
 
 
 def put(log: ShortLog, pin: Pin, token: bytes = b"pin", *, holds: bool = True) -> str:
@@ -79,8 +82,9 @@ def test_a_pin_names_all_that_its_checkpoint_needs_and_nothing_else(log: ShortLo
         made_ms=7,
         lasts_s=100.0,
         entries=[EntryPlace(entry.number, entry.offset) for entry in entries],
-        operators=[PinnedOperator(IDENTITY, UID, [base_range(2)], 3 * 15 + 100)],
+        operators=[OperatorFootprint(IDENTITY, UID, [base_range(2)], 3 * 15 + 100)],
         objects=sorted([*(changes(batch) for batch in (3, 4, 5)), materialized(2), *log_files(log, 3, 5)]),
+        purpose=Hold(),
     )
     assert pin.changes_from is None
 
@@ -119,10 +123,10 @@ def test_a_consumers_pin_keeps_changes_and_no_checkpoint(log: ShortLog) -> None:
         made_ms=7,
         lasts_s=100.0,
         entries=[EntryPlace(entry.number, entry.offset) for entry in entries],
-        operators=[PinnedOperator(IDENTITY, UID, [], 4 * 15)],
+        operators=[OperatorFootprint(IDENTITY, UID, [], 4 * 15)],
         objects=sorted([*(changes(batch) for batch in (2, 3, 4, 5)), *log_files(log, 2, 5)]),
         since=2,
-        max_bytes=1 << 20,
+        purpose=Consumer(1 << 20),
     )
     assert pin.changes_from == 2
 
@@ -192,8 +196,12 @@ def test_a_pin_vouches_only_for_its_own_operators(pair: ShortLog) -> None:
     assert changes(1) not in whole.objects
     assert not whole.covers(older)
     early = consumers(pair, 2, 5)
-    other = Pin.of_changes(
-        pair.history(identity_of(OTHER)), 5, owner="test", made_ms=7, lasts_s=100.0, since=2, max_bytes=1 << 20
+    other = Pin.on(
+        Footprint.of_changes(pair.history(identity_of(OTHER)), 5, since=2),
+        Consumer(1 << 20),
+        owner="test",
+        made_ms=7,
+        lasts_s=100.0,
     )
     assert not early.covers(other)
     assert not other.covers(early)

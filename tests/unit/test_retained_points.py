@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.coordinator.retained_points import OWNER, RetainedPoints
+from statelog.history.footprint import Footprint
 from statelog.history.pins import MARGIN_S, Pin, pin_name, read_pin, write_pin
 from statelog.storage import Store
 from statelog.testing.faults import FaultPlan, FaultStore
@@ -31,7 +32,7 @@ def pins(log: ShortLog) -> list[Pin]:
 
 def put(log: ShortLog, batch: int, **values: Any) -> str:
     """Write a pin as an earlier start may have left it."""
-    made = Pin.of(log.query(), batch, owner=OWNER, made_ms=0, lasts_s=100.0)
+    made = Pin.on(Footprint.of(log.query(), batch), owner=OWNER, made_ms=0, lasts_s=100.0)
     name = pin_name(batch, b"earlier")
     write_pin(log.store, name, replace(made, **{"holds": True, **values}))
     return name
@@ -203,7 +204,7 @@ def test_a_point_is_pinned_as_it_was_when_it_was_due() -> None:
     log = ShortLog(5)
     log.run(5, base_ranges=[base_range(4)])
     history, points = log.query(), make_points(log, {4: 100})
-    needed = Pin.of(history, 4, owner=OWNER, made_ms=0, lasts_s=1.0).objects
+    needed = Pin.on(Footprint.of(history, 4), owner=OWNER, made_ms=0, lasts_s=1.0).objects
     for one in list(history.entries):
         points.add(history, one)
     history.retain(5, {})

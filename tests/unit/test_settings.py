@@ -27,8 +27,8 @@ from statelog.history.window_settings import WindowSettings
 from statelog.log.entry import Checkpoint
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator
-from statelog.reading.manifest import SavedOperator
-from statelog.reading.scan import one_by_one
+from statelog.reading.rows import one_by_one
+from statelog.reading.savepoint import SavedOperator
 from statelog.runs.schema import StateSchema
 from statelog.runs.times import NO_TIME_MS, Ttl
 from statelog.storage import LocalStore

@@ -11,12 +11,13 @@ import xxhash
 from msgspec.structs import replace
 
 from statelog.errors import CorruptionError, ErrorKind
-from statelog.history.pins import Pin, PinnedOperator, pin_name, read_pin, write_pin
+from statelog.history.footprint import Footprint, OperatorFootprint
+from statelog.history.pins import Consumer, Pin, pin_name, read_pin, write_pin
 from statelog.log.entry import Entry, FrameHeader, QueryCheckpoint, decode_index
 from statelog.log.names import is_pin, require_objects
 from statelog.log.open import new_identity
 from statelog.log.references import SegmentRef
-from statelog.reading.manifest import Manifest, SavedFile, SavedOperator, SavedState
+from statelog.reading.savepoint import Manifest, SavedFile, SavedOperator, SavedState
 from statelog.runs.schema import StateSchema
 from statelog.storage import LocalStore
 from statelog.storage.links import link
@@ -134,7 +135,7 @@ def test_the_name_of_a_pin() -> None:
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_pin_that_names_another_object_is_refused(name: str, tmp_path: Path) -> None:
-    store, whole = LocalStore(tmp_path), Pin.of(ShortLog(2).query(), 1)
+    store, whole = LocalStore(tmp_path), Pin.on(Footprint.of(ShortLog(2).query(), 1))
     write_pin(store, "pins/a", replace(whole, objects=[*whole.objects, name]))
     with pytest.raises(CorruptionError, match="no name of an operator's object"):
         read_pin(store, "pins/a")
@@ -142,15 +143,15 @@ def test_a_pin_that_names_another_object_is_refused(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "changed",
-    [{"entries": []}, {"max_bytes": 5}, {"max_bytes": 5, "since": 0, "operators": []}],
+    [{"entries": []}, {"purpose": Consumer(5)}, {"purpose": Consumer(5), "since": 0, "operators": []}],
     ids=["entries", "since", "operators"],
 )
 def test_a_pin_that_does_not_say_what_it_keeps_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
-    store, whole = LocalStore(tmp_path), Pin.of(ShortLog(2).query(), 1)
+    store, whole = LocalStore(tmp_path), Pin.on(Footprint.of(ShortLog(2).query(), 1))
     write_pin(store, "pins/a", replace(whole, **changed))
     with pytest.raises(CorruptionError, match="does not say what it keeps"):
         read_pin(store, "pins/a")
-    write_pin(store, "pins/b", replace(whole, operators=[PinnedOperator("../x", "op", [], 0)]))
+    write_pin(store, "pins/b", replace(whole, operators=[OperatorFootprint("../x", "op", [], 0)]))
     with pytest.raises(CorruptionError, match="no identity"):
         read_pin(store, "pins/b")
 

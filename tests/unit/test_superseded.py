@@ -79,6 +79,18 @@ def test_a_task_that_lacks_what_the_new_owner_deleted_is_fenced(tmp_path: Path, 
         assert caught.value.kind is ErrorKind.NEWER_EPOCH
 
 
+def test_a_task_whose_local_files_the_new_owner_removed_is_fenced(tmp_path: Path) -> None:
+    older, newer = keyed(tmp_path), keyed(tmp_path)
+    older.start(0)
+    older.run(0)
+    newer.start(1)
+    newer.run(1)
+    older.forget()
+    (tmp_path / "host-0").write_bytes(b"no directory")
+    with pytest.raises(FencedError):
+        older.run(1)
+
+
 @pytest.mark.parametrize("make", KINDS)
 def test_what_is_lost_while_the_start_owns_the_location_is_damage(
     tmp_path: Path, make: Callable[[Path], Driver]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog import StorageError
+from statelog import ErrorKind, StorageError
 from statelog.files import write_file
 from statelog.history.restore_plan import Extent
 from statelog.local.runs import LocalRun, LocalRuns
@@ -144,8 +145,10 @@ def test_a_restore_that_meets_a_full_disk_can_be_repeated(engine: Engine) -> Non
     """Also in the next start, which finds the room that the state needs."""
     engine.start(1, 3, keep_local=False)
     for _ in range(3):
-        with full_disk(), pytest.raises((OSError, StorageError)):
+        with full_disk(), pytest.raises(StorageError) as caught:
             engine.run_commands(3, 0, [((0, None), ("read",))])
+        assert caught.value.kind is ErrorKind.LOCAL_DISK
+        assert f"Host {socket.gethostname()} cannot keep local files in {engine.local}" in str(caught.value)
         assert not list(engine.local.rglob("*.tmp"))
     engine.start(1, 3)
     [(_, found)] = engine.run_commands(3, 0, [((0, None), ("read",))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from statelog.convert.times import TimeMode
 from statelog.operators.keyed.operator import BatchContext
 from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.options import Options
+from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import NO_TIME_MS, Moment
@@ -95,6 +97,7 @@ class Stream:
         self.read: dict[str, int] = {}
         self.now_ms = NO_TIME_MS
         self.batch = 0
+        self.budget = BUDGET
 
     def push(self, times_ms: list[int], watermark_ms: int) -> list[int]:
         """Run a batch; returns the number of rows, or their sum, of each returned window."""
@@ -105,7 +108,7 @@ class Stream:
         context = BatchContext(1, self.batch, moment, timers_after_ms=self.now_ms)
         self.read.clear()
         table, stopwatch = Counting(self.runs, self.read), Stopwatch(SystemClock())
-        subtask = KeyedSubtask(self.query.operator.make(), table, context, stopwatch)
+        subtask = KeyedSubtask(replace(self.query.operator.make(), budget=self.budget), table, context, stopwatch)
         found = [row for batch in subtask.process(read) for row in batch.column(batch.num_columns - 1).to_pylist()]
         sink = pa.BufferOutputStream()
         subtask.changes.write_local(sink)
@@ -231,3 +234,12 @@ def test_the_time_grows_with_the_windows_not_with_their_square(run: Callable[[in
     seconds(100)
     small = min(seconds(2_000) for _ in range(2))
     assert any(seconds(16_000) < 24 * small for _ in range(2))
+
+
+def test_late_rows_of_a_large_key_are_seen_by_the_sessions_that_they_update() -> None:
+    """The second session is on another page than the first; the page of rows that is held is older than its new row."""
+    stream = Stream(SessionWindows(3), "process", lateness_ms=1_000_000)
+    stream.budget = Budget(prefetch_entries=150)
+    stream.push([10 * number for number in range(50)], 0)
+    assert stream.push([], 1000) == [1] * 50
+    assert stream.push([10 * 28 + 1, 10 * 33 + 1], 1000) == [2, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import statistics
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -17,12 +18,22 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ConfigurationError, ProcessorError
+from statelog.clock import SystemClock
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
+from statelog.operators.keyed.indexing import IndexedRows
+from statelog.operators.keyed.operator import BatchContext
+from statelog.operators.keyed.subtask import KeyedSubtask
+from statelog.runs.byte_slices import Budget
+from statelog.runs.times import Moment
+from statelog.stopwatch import Stopwatch
+from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
+from statelog.testing.arguments import OperatorArguments, read_schema
+from statelog.testing.keyed import KeyedQuery
 from statelog.windows.build import WindowDefinition
 from tests.model.windows_model import INPUT, KINDS, Rows, instant, window_harness
+from tests.panes import ends_of, pane_of
 
 MINUTE = 60_000
 
@@ -53,11 +64,11 @@ def test_the_windows_of_a_pane_are_those_of_its_rows(size: int, slide: int, offs
     ends = [
         start + size for start in range(-400, 400) if (start - offset) % slide == 0 and start <= time < start + size
     ]
-    pane = panes.pane_of(time)
+    pane = pane_of(panes, time)
     assert (pane is None) == (not ends)
     if pane is not None:
         assert pane <= time < pane + panes.width_ms
-        assert list(panes.ends_of(pane)) == ends
+        assert ends_of(panes, pane) == ends
         assert panes.last_end_of(pane) == ends[-1]
 
 
@@ -100,15 +111,17 @@ def _stored(windows: Any, kind: str) -> tuple[int, int]:
 def test_a_row_is_stored_once_however_many_windows_have_it() -> None:
     tumbling = _stored(statelog.TumblingWindows(MINUTE), "process")
     sliding = _stored(statelog.SlidingWindows(60 * MINUTE, MINUTE), "process")
-    # The rows, the count of each of ten panes, and their timers.
-    assert tumbling[0] == sliding[0] == 600 + 10 + 10
+    # The rows, the count of each of ten panes, and timers: of the new panes that windows share the first alone has one.
+    assert tumbling[0] == 600 + 10 + 10
+    assert sliding[0] == 600 + 10 + 1
     assert sliding[1] < 1.01 * tumbling[1]
 
 
 @pytest.mark.parametrize("kind", ["agg", "aggregate", "reduce"])
 def test_an_accumulator_per_pane_is_stored(kind: str) -> None:
-    # Of the new panes of a key, aggregates need a timer for the first alone.
-    assert _stored(statelog.SlidingWindows(60 * MINUTE, MINUTE), kind)[0] == 10 + (1 if kind == "agg" else 10)
+    assert (
+        _stored(statelog.SlidingWindows(60 * MINUTE, MINUTE), kind)[0] == 10 + 1
+    )  # a timer for the first of the panes
     assert _stored(statelog.SessionWindows(MINUTE), kind)[0] == 1 + 1
 
 
@@ -601,3 +614,133 @@ def _local(value: Any) -> Any:
     if isinstance(value, list):
         return [at.astimezone().replace(tzinfo=None) for at in value]
     return value
+
+
+# ---- Errors of the user's functions ----
+
+
+class Failing(statelog.AggregateFunction[Any, Any]):
+    """Fails for one user: while rows are added, or when a result is made."""
+
+    def __init__(self, *, at_result: bool) -> None:
+        self._at_result = at_result
+
+    def createAccumulator(self) -> tuple[Any, ...]:
+        return (0, "")
+
+    def add(self, value: Any, accumulator: Any) -> tuple[Any, ...]:
+        if value.user == "c" and not self._at_result:
+            raise ValueError("no such user")
+        return (accumulator[0] + 1, value.user)
+
+    def getResult(self, accumulator: Any) -> Any:
+        if accumulator[1] == "c":
+            raise ValueError("no such user")
+        return accumulator[:1]
+
+
+class FailingRows(statelog.WindowProcessor):
+    def process(self, key: Any, window: Any, rows: Any, context: Any) -> Iterator[Any]:
+        for row in rows:
+            if row.user == "c":
+                raise ValueError("no such user")
+            yield (row.n,)
+
+
+def _failing_reduce(one: Any, other: Any) -> Any:
+    if one[1] == "c":
+        raise ValueError("no such user")
+    return one
+
+
+@pytest.mark.parametrize("windows", [statelog.TumblingWindows(10), statelog.SessionWindows(5)])
+@pytest.mark.parametrize(
+    ("make", "method", "function"),
+    [
+        (
+            lambda windows: windows.reduced(_failing_reduce, "n long, u string", lambda row: (row.n, row.user)),
+            "reduce",
+            "_failing_reduce",
+        ),
+        (lambda windows: windows.folded(_Merging(at_result=False), "n long, u string", "n long"), "aggregate", "add"),
+        (
+            lambda windows: windows.folded(_Merging(at_result=True), "n long, u string", "n long"),
+            "aggregate",
+            "getResult",
+        ),
+        (lambda windows: windows.processed(FailingRows(), "n long"), "process", "process"),
+    ],
+)
+def test_an_error_of_a_function_names_the_key_and_keeps_its_traceback(
+    windows: Any, make: Any, method: str, function: str
+) -> None:
+    plan = make(definition(windows))
+    options: dict[str, Any] = {"timeMode": "EventTime", "eventTime": "time", "parallelism": 1}
+    rows = [(user, instant(at), at) for user in "abcde" for at in (1, 2)]
+    with Harness(plan.operator, input=INPUT, output=plan.output, keys=["user"], **options) as harness:
+        is_at_result = function in ("getResult", "process")
+        if is_at_result:
+            harness.push(rows)
+        with pytest.raises(ProcessorError) as caught:
+            harness.advanceWatermark(100) if is_at_result else harness.push(rows)
+    assert f"{method}() failed for key ('c',): ValueError: no such user" in str(caught.value)
+    error: BaseException | None = caught.value
+    while error is not None and not isinstance(error, ValueError):
+        error = error.__cause__
+    assert error is not None
+    assert function in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+class _Merging(Failing):
+    def merge(self, one: Any, other: Any) -> Any:
+        return (one[0] + other[0], one[1])
+
+
+class Remembering(statelog.WindowProcessor):
+    """Counts the windows of a key that are not long ago."""
+
+    def init(self, handle: Any) -> None:
+        self._windows = handle.getValueState("windows", "n long", statelog.Ttl(50, "event"))
+        self._ends = handle.getMapState("ends", "end long", "n long")
+
+    def process(self, key: Any, window: Any, rows: Any, context: Any) -> Iterator[Any]:
+        count = (self._windows.get() or (0,))[0] + 1
+        self._windows.update((count,))
+        self._ends.updateValue((window.end_ms,), (count,))
+        yield (key[0], count, len(list(self._ends.keys())))
+
+
+def test_states_of_a_processor_are_those_of_the_key_and_expire_in_event_time() -> None:
+    plan = definition(allowed_lateness_ms=1000).processed(Remembering(), "user string, count long, ends long")
+    with Harness(
+        plan.operator, input=INPUT, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
+    ) as harness:
+        harness.push([("a", instant(1), 1), ("a", instant(11), 1), ("b", instant(1), 1)])
+        assert sorted(harness.advanceWatermark(20)) == [("a", 1, 1), ("a", 2, 2), ("b", 1, 1)]
+        assert harness.push([("a", instant(2), 1)]) == [("a", 3, 2)]
+        assert harness.value("windows", "b") == (1,)
+        harness.push([("a", instant(200), 1)])
+        assert harness.advanceWatermark(300) == [("a", 1, 3)]
+
+
+@pytest.mark.parametrize(("kind", "most_keys"), [("agg", 100), ("reduce", 7), ("aggregate", 7), ("process", 7)])
+def test_rows_become_objects_for_fewer_keys_at_once(kind: str, most_keys: int) -> None:
+    plan = KINDS[kind](definition())
+    arguments = OperatorArguments(
+        input=INPUT, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
+    )
+    query = KeyedQuery(plan.operator, arguments, statelog.Options())
+    operator = replace(query.operator.make(), budget=Budget(window_keys=7, column_keys=100))
+    sizes: list[int] = []
+    process = operator.processor.process
+
+    def counted(chunk: IndexedRows, moment: Moment) -> Any:
+        sizes.append(len(chunk.keys))
+        return process(chunk, moment)
+
+    operator.processor.process = counted
+    context = BatchContext(1, 0, Moment(0, 0))
+    subtask = KeyedSubtask(operator, RunsTable(), context, Stopwatch(SystemClock()))
+    assert not sum(rows.num_rows for rows in subtask.process(query.data([(str(n), instant(1), n) for n in range(20)])))
+    assert sum(sizes) == 20
+    assert max(sizes) == min(20, most_keys)

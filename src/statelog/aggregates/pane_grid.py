@@ -40,18 +40,6 @@ class Panes:
         """Distance between the starts of two panes."""
         return self.slide_ms if self.are_windows else self.width_ms
 
-    def pane_of(self, time_ms: int) -> int | None:
-        """Start of the pane that contains a time; None between two windows."""
-        start = time_ms - (time_ms - self.offset_ms) % self.step_ms
-        return start if time_ms < start + self.width_ms else None
-
-    def ends_of(self, pane: int) -> range:
-        """Ends of the windows that contain a pane, ascending."""
-        last_start = pane - (pane - self.offset_ms) % self.slide_ms
-        count = -(-(last_start + self.size_ms - pane) // self.slide_ms)
-        last_end = last_start + self.size_ms
-        return range(last_end - (count - 1) * self.slide_ms, last_end + 1, self.slide_ms)
-
     def first_open(self, time_ms: int) -> int:
         """Start of the first pane in a window that ends after a time."""
         last_closed = time_ms - self.size_ms

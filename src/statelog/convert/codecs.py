@@ -113,6 +113,8 @@ class ColumnCodecs(ProcessorCodecs):
     """Whether a batch query, which has all its rows, completes everything."""
     adds_floats: bool = False
     """Whether the last digits of results depend on the order in which rows are added."""
+    makes_objects: bool = False
+    """Whether the processor makes Python objects of the columns, and so takes fewer keys at once."""
 
     takes_columns: ClassVar[bool] = True
 

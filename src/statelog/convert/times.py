@@ -33,19 +33,9 @@ class TimeMode(StrEnum):
 
     def timer_values(self, moment: Moment) -> TimerValues:
         """Spark's object that tells a processor the time; without a clock both times are -1."""
-        return TimerValues(-1, -1) if self is TimeMode.NONE else BatchTimes(moment)
+        if self is TimeMode.NONE:
+            return TimerValues(-1, -1)
+        return TimerValues(moment.processing_ms, moment.watermark_ms)
 
 
 _DOMAINS = {TimeMode.PROCESSING_TIME: TimeDomain.PROCESSING, TimeMode.EVENT_TIME: TimeDomain.EVENT}
-
-
-class BatchTimes(TimerValues):
-    """Spark's times of a batch, and the watermark that decides which of its rows are late."""
-
-    def __init__(self, moment: Moment) -> None:
-        super().__init__(moment.processing_ms, moment.watermark_ms)
-        self._late_watermark_ms = moment.late_watermark_ms
-
-    def getLateWatermarkInMs(self) -> int:
-        """The watermark of the batch before, milliseconds: rows up to it are late."""
-        return self._late_watermark_ms

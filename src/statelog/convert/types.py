@@ -219,3 +219,35 @@ def _offsets(values: Sequence[Collection[Any] | None]) -> pa.Array:
     if offsets[-1] > _MOST_ELEMENTS:
         raise RowsTooLarge(f"{offsets[-1]:,} elements")
     return pa.array(offsets.astype(np.int32))
+
+
+Parse = Callable[[str], DataType]
+"""Reads a type written as DDL."""
+
+
+def parse_schema(
+    schema: object, subject: str, parse: Parse = DataType.fromDDL, *, may_be_empty: bool = False
+) -> StructType:
+    """A schema argument, a DDL text or a StructType, as a StructType; `subject` names it in messages.
+
+    `parse` reads DDL; the default is Spark's parser, which needs a session.
+    """
+    try:
+        parsed = parse(schema) if isinstance(schema, str) else schema
+    except Exception as error:
+        raise ConfigurationError(
+            f"{subject} {schema!r} cannot be parsed: {str(error).splitlines()[0].rstrip('.')}.",
+            hint="Write it like 'user string, count long'.",
+        ) from error
+    if not isinstance(parsed, StructType) or not (len(parsed) or may_be_empty):
+        needs = "" if may_be_empty else " with at least one field"
+        raise ConfigurationError(f"{subject} is {schema!r}.", hint=f"It must be a StructType{needs}, or a DDL text.")
+    return parsed
+
+
+def parse_output(schema: object, parse: Parse = DataType.fromDDL) -> StructType:
+    """The output type as a StructType; refuses types that are not supported."""
+    parsed = parse_schema(schema, "outputStructType", parse, may_be_empty=True)
+    for field in parsed:
+        arrow_type(field.dataType, f"output column '{field.name}'")
+    return parsed

@@ -15,9 +15,10 @@ from statelog.clock import Clock
 from statelog.coordinator.deletion import Deleter, DeletionGate
 from statelog.coordinator.grants import Grants
 from statelog.coordinator.retained_points import RetainedPoints
+from statelog.coordinator.standing_pins import StandingPins
 from statelog.history.bases import BaseMap
 from statelog.history.operator_history import Record
-from statelog.history.pins import StandingPins, read_pin
+from statelog.history.pins import read_pin
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry, Parent, QueryCheckpoint
 from statelog.log.numbered import NumberedLog, base_name

@@ -10,8 +10,8 @@ from typing import Final
 
 from statelog.clock import Clock
 from statelog.errors import PinExpiredError
-from statelog.history.held_pin import HeldPin
-from statelog.history.pins import has_expired, read_pin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import HeldPin, has_expired, read_pin
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import PINS_FOLDER
@@ -109,8 +109,7 @@ class RetainedPoints:
             try:
                 HeldPin(
                     self._store,
-                    point.query,
-                    batch,
+                    Footprint.of(point.query, batch),
                     owner=OWNER,
                     lasts_s=point.lasts_s,
                     is_shared=True,

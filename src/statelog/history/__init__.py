@@ -6,8 +6,8 @@ Readers, savepoints, tools and the coordinator all look at a log through this pa
 2. `operator_history` has the sections of one operator on that line: its changesets, and for each range of key hashes
    the materialized state (`bases`).
 3. `restore_plan` names the levels and changesets that a subtask, or a reader, must read for a state.
-4. `pins` are the files that keep a checkpoint from being deleted: of users, consumers and branches. `held_pin` takes
-   and renews one while a process reads.
+4. `footprint` says what a checkpoint needs. `pins` are the files that keep a footprint from being deleted: for users
+   and readers, consumers and branches.
 5. `settings` says which settings stored state depends on, and which may change at a restart; `window_settings` has
    those of windows.
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from statelog.errors import CorruptionError, StorageError
+from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.history.restore_plan import ClippedSegment, RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SharedReads
@@ -75,6 +75,7 @@ def restore_runs(
             continue
     raise StorageError(
         f"The local runs in {local.directory} could not be opened in {_ATTEMPTS} attempts.",
+        kind=ErrorKind.LOCAL_DISK,
         hint="Is the disk failing, or does another program remove files there?",
     )
 

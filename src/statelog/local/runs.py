@@ -192,10 +192,16 @@ class LocalRuns:
         return temporary
 
     def keep(self, written: Path, local_run: LocalRun) -> None:
-        """Rename a file that was written just now to its local run."""
+        """Rename a file that was written just now to its local run, and open it without a check.
+
+        It is mapped under its first name: another attempt of the batch that fails removes the second one.
+        """
+        path = self.directory / local_run.file_name
         with removed_on_failure(written):
+            run = _map(written, on_damage=partial(self._discard, path), is_trusted=True)
             self.stamps.stamp(written)
-            written.rename(self.directory / local_run.file_name)
+            written.rename(path)
+        self._opened[local_run.file_name] = run
 
     def write_merged(
         self,
@@ -226,7 +232,7 @@ class LocalRuns:
                 temporary.unlink()  # it stays mapped
                 group = following
             self._merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
-        self._keep_open(temporary, local_run)
+        self.keep(temporary, local_run)
 
     def write_disjoint(
         self,
@@ -259,7 +265,7 @@ class LocalRuns:
                 )
                 del run  # the next one gets its memory
             writer.finish()
-        self._keep_open(temporary, local_run)
+        self.keep(temporary, local_run)
 
     def _writer(self, sink: pa.NativeFile) -> RunWriter:
         return RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS, block_bytes=self.budget.slice_bytes)
@@ -281,11 +287,6 @@ class LocalRuns:
     def _temporary(self, token: str) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self.directory / f"{token}.tmp"
-
-    def _keep_open(self, written: Path, local_run: LocalRun) -> None:
-        """Give a file its name, and open it without a check, as it was written just now."""
-        self.keep(written, local_run)
-        self._opened[local_run.file_name] = self._map(self.directory / local_run.file_name)
 
     def _map(self, path: Path, *, is_trusted: bool = True) -> Run:
         return _map(path, on_damage=partial(self._discard, path), is_trusted=is_trusted)

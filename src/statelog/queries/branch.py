@@ -5,15 +5,16 @@ from __future__ import annotations
 import secrets
 import uuid
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from statelog.clock import SystemClock
 from statelog.errors import PinExpiredError, StateMissingError
-from statelog.history.held_pin import HeldPin
+from statelog.history.footprint import Footprint
 from statelog.history.operator_history import Record
+from statelog.history.pins import Branch, HeldPin, retry_given_up
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Parent, Section
 from statelog.log.references import BaseRange, SegmentRef, StoredRun
@@ -27,8 +28,6 @@ from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
 from statelog.spark.checkpoint.location import open_checkpoint, state_location
 from statelog.storage.links import link
 from statelog.storage.open import absolute
-
-_ATTEMPTS: Final = 5
 
 
 def branch(
@@ -116,32 +115,21 @@ def _pinned(
     parent: SparkCheckpoint, location: str | None, at: int | None, spark: SparkCheckpoint, state: str
 ) -> tuple[StoppedQuery, int, HeldPin]:
     """Choose the batch, and pin its checkpoint for the branch at `spark` and `state`."""
-    attempts = _ATTEMPTS if at is None else 1
-    for attempt in range(attempts):
-        try:
-            # Before the log is read, so that it has all batches that are found here.
-            committed = parent.committed() if at is None else [at]
-            query = read_query(parent, location)
-            batch = query.choose(committed[-1] if committed else None)
-            folders = [*parent.folders, query.location]
-            require_apart(spark.location, folders, "The checkpointLocation")
-            require_apart(state, folders, "The location of the branch's state")
-            pin = HeldPin(
-                query.store,
-                query.history,
-                batch,
-                owner=f"branch {state}",
-                lasts_s=None,
-                is_shared=True,
-                branch=state,
-            )
-        except (PinExpiredError, StateMissingError):
-            # A running query may give a checkpoint up meanwhile; then a newer one is there.
-            if attempt + 1 < attempts:
-                continue
-            raise
+
+    def choose() -> tuple[StoppedQuery, int, HeldPin]:
+        # Before the log is read, so that it has all batches that are found here.
+        committed = parent.committed() if at is None else [at]
+        query = read_query(parent, location)
+        batch = query.choose(committed[-1] if committed else None)
+        folders = [*parent.folders, query.location]
+        require_apart(spark.location, folders, "The checkpointLocation")
+        require_apart(state, folders, "The location of the branch's state")
+        owner = f"branch {state}"
+        needed = Footprint.of(query.history, batch)
+        pin = HeldPin(query.store, needed, Branch(state), owner=owner, lasts_s=None, is_shared=True)
         return query, batch, pin
-    raise AssertionError("unreachable")
+
+    return retry_given_up(choose, is_fixed=at is not None, errors=(PinExpiredError, StateMissingError))
 
 
 # ---- The log of a branch: it refers to the parent's objects, where they are ----

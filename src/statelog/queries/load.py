@@ -23,8 +23,8 @@ from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.options import Options
-from statelog.reading.manifest import SavedFile, SavedOperator, read_saved, reading_parquet
-from statelog.reading.scan import Part, RunAll
+from statelog.reading.rows import Part, RunAll
+from statelog.reading.savepoint import SavedFile, SavedOperator, read_saved, reading_parquet
 from statelog.runs import digests
 from statelog.runs.arrow_messages import require_valid
 from statelog.runs.byte_slices import BUDGET

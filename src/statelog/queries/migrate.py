@@ -24,7 +24,7 @@ from statelog.queries.save_restore import Restored
 from statelog.queries.sorted_runs import RunsPlace, store_sorted
 from statelog.queries.target import require_apart
 from statelog.queries.transform_with_state import SparkOperator, SparkState
-from statelog.reading.manifest import SavedOperator, SavedState
+from statelog.reading.savepoint import SavedOperator, SavedState
 from statelog.runs.schema import encode_schema
 from statelog.spark.checkpoint.checkpoint import COMMITS, OFFSETS, STATE, SparkCheckpoint
 from statelog.spark.checkpoint.location import open_checkpoint, state_location

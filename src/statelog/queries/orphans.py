@@ -28,7 +28,7 @@ from statelog.log.open import (
 )
 from statelog.numbers import checked_seconds
 from statelog.options import Options
-from statelog.reading.source import open_query
+from statelog.reading.open import open_query
 from statelog.storage import ObjectInfo, Store
 from statelog.storage.wrapper import StoreWrapper
 

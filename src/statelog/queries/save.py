@@ -17,8 +17,8 @@ from statelog.log.entry import Checkpoint
 from statelog.log.open import open_location
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
-from statelog.reading.manifest import SAVED_OPERATORS, SavedFile, SavedOperator, SavedState, store_saved
-from statelog.reading.scan import PART_BYTES, Part, ReadPart, RunAll, cut_parts, part_sizes, scan_part
+from statelog.reading.rows import PART_BYTES, Part, ReadPart, RunAll, cut_parts, part_sizes, scan_part
+from statelog.reading.savepoint import SAVED_OPERATORS, SavedFile, SavedOperator, SavedState, store_saved
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema
 from statelog.storage import Store

@@ -5,15 +5,18 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, StatelogError, StateMissingError
+from statelog.history.pins import retry_given_up
+from statelog.history.query_history import QueryHistory
 from statelog.log.open import open_location
 from statelog.numbers import checked_batch
 from statelog.options import Options
@@ -21,15 +24,13 @@ from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator
 from statelog.queries.stopped import StoppedQuery, read_query
 from statelog.queries.target import begin_target, finish_target, require_apart, require_new
-from statelog.reading.manifest import MANIFEST, Manifest, SavedOperator
-from statelog.reading.scan import PART_BYTES, RunAll, one_by_one
+from statelog.reading.rows import PART_BYTES, RunAll, one_by_one
+from statelog.reading.savepoint import MANIFEST, Manifest, SavedOperator
 from statelog.spark.checkpoint.location import open_checkpoint, state_location
 from statelog.spark.driver import internals
 from statelog.spark.driver.endpoint import known_endpoint
 from statelog.spark.worker.worker import with_stores
 from statelog.storage.names import distinct_parts
-
-_ATTEMPTS: Final = 5
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -229,20 +230,21 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
             hint="A savepoint holds the state of statelog's operators.",
         )
     spark = open_checkpoint(internals.checkpoint_location(query), running.session)
-    for _ in range(_ATTEMPTS):
-        committed = spark.committed()
-        if not committed:
-            break
-        with running.coordinator.holding(committed[-1]) as history:
-            if history is not None:
-                store = open_location(running.location)
-                held = StoppedQuery(spark, str(query.id), store, running.location, history)
-                return _write(held, committed[-1], target, running.session)
-        # So many batches have passed meanwhile that the checkpoint is no longer retained; try a newer one.
-    raise StateMissingError(
-        f"Query {query.id}: there is no batch yet that Spark has committed and that has a checkpoint.",
-        hint="Try again after the next batch.",
-    )
+    with ExitStack() as held:
+
+        def hold() -> tuple[int, QueryHistory]:
+            committed = spark.committed()
+            history = held.enter_context(running.coordinator.holding(committed[-1])) if committed else None
+            if history is None:
+                raise StateMissingError(
+                    f"Query {query.id}: there is no batch yet that Spark has committed and that has a checkpoint.",
+                    hint="Try again after the next batch.",
+                )
+            return committed[-1], history
+
+        batch, history = retry_given_up(hold, errors=(StateMissingError,))
+        stopped = StoppedQuery(spark, str(query.id), open_location(running.location), running.location, history)
+        return _write(stopped, batch, target, running.session)
 
 
 def _write(

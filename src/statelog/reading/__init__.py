@@ -1,24 +1,22 @@
 """Reading state without its query: at any retained checkpoint, without Spark, beside the running query.
 
-A read goes these steps; `read` calls them:
+Two nouns: a *point* is what exists of an operator at a moment, and *rows* are what a point has of a state.
 
-1. `source` finds the query's log below a checkpointLocation or at a location of state, reads it, and chooses an
-   operator's checkpoint: on the line that counts, or by the name of a pin. Nothing is claimed, so the query does not
-   notice.
-2. `scan` cuts the key hashes into `parts` of bounded size, and merges each part's stored runs, as a restore does.
-3. `tables` turns merged changes into typed columns. Savepoints store the same tables. `windows` makes rows of windows
-   instead, and `states` knows which of both a name means.
+1. `open` finds the query's log, or the savepoint, at a location. `checkpoints` are the points of a log: on the line
+   that counts, or by the name of a pin. `savepoint` has a manifest and the points in it. Nothing is claimed, so the
+   query does not notice.
+2. `states` knows what users read of a point: stored states, or the `windows` that are made of one.
+3. `read` holds the point while its `rows` are read: all of them, merged part by part from the stored runs as in a
+   restore, or those of some `keys`, found block by block by `run_search`. A savepoint has them in tables.
 
-`lookup` reads blocks of some keys instead of step 2, and `reader` keeps a checkpoint open for many reads. `savepoint`
-reads the tables of a savepoint, which its `manifest` lists. Beside states there are `changes` of batches, the `history`
-of a key, the `diff` of two checkpoints, `listing` of what is there, `pinning` by hand, and `verify`, which checks all
-of it; `kept` finds the checkpoints for them.
+Functions of points are `changes` of batches, with what was `before`; the `history` of a key; the `diff` of two
+checkpoints; `compare`; `listing`; `pins` by hand; `stats`, and `verify`, which checks all of it. A `consumer` follows
+changes.
 
 Words:
 
-- source: an operator's checkpoint that is being read, with the history that names its files; or a saved operator.
+- point: an operator's checkpoint, whatever keeps it, or the operator in a savepoint.
 - part: a range of key hashes, the work of one call, here or in a task of a cluster.
-- table: a state's rows in typed columns. (Elsewhere in statelog a table is what a subtask reads state from.)
 
-May import `aggregates`, `checkpoint` and the packages below them, but not Spark, also not by way of `aggregates`.
+May import `aggregates`, `tables` and the packages below them, but not Spark, also not by way of `aggregates`.
 """

@@ -18,14 +18,15 @@ from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.numbers import checked_batch
 from statelog.progress import tracked
+from statelog.reading.before import ChangedBatch, FormerValues
 from statelog.reading.change_columns import ChangeColumns
-from statelog.reading.former import FormerValues
-from statelog.reading.lookup import Keys, encoded_keys
-from statelog.reading.pairing import ChangedBatch
-from statelog.reading.pinned import open_pinned, reading
+from statelog.reading.checkpoints import LoggedPoint
+from statelog.reading.keys import Keys, encoded_keys
+from statelog.reading.open import open_logged
+from statelog.reading.point import At, is_settled
+from statelog.reading.read import open_reader
+from statelog.reading.rows import merged_rows
 from statelog.reading.run_search import RunSearch, segment_parts
-from statelog.reading.scan import cut_parts, merged_rows
-from statelog.reading.source import At, Source, checked_at, open_source
 from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.merge import Garbage
@@ -101,27 +102,29 @@ def read_changes(
     """
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
-        source = open_source(str(location), uid, up_to)
-        stored, table = change_table(source, state, with_before=with_before)
-        schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
-        wanted = None if keys is None else encoded_keys(keys, table.keys, source.name)
-        first = _first_batch(source, checked_batch(after, "after", -1), table.with_before)
-        return schema, change_rows(source, first, stored, table, wanted)
+        point = open_logged(str(location), uid, up_to)
+        stored, table = change_table(point, state, with_before=with_before)
+        schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {point.name}")
+        wanted = None if keys is None else encoded_keys(keys, table.keys, point.name)
+        first = _first_batch(point, checked_batch(after, "after", -1), table.with_before)
+        return schema, change_rows(point, first, stored, table, wanted)
 
     begins_anywhere = with_before and after is None
-    return open_pinned(make, is_fixed=isinstance(checked_at(up_to), int | str) and not begins_anywhere)
+    return open_reader(make, is_fixed=is_settled(up_to) and not begins_anywhere)
 
 
-def change_table(source: Source, state: str | None, *, with_before: bool = False) -> tuple[StateSchema, ChangeColumns]:
+def change_table(
+    point: LoggedPoint, state: str | None, *, with_before: bool = False
+) -> tuple[StateSchema, ChangeColumns]:
     """A state and the table of its changes; ConfigurationError if there is none, or the operator has no keys."""
-    stored = chosen_state(source, state)
-    if source.checkpoint.is_whole:
+    stored = chosen_state(point, state)
+    if point.checkpoint.is_whole:
         raise ConfigurationError(
-            f"{source.name} has no keys: every checkpoint holds all of its state, and no changes.",
+            f"{point.name} has no keys: every checkpoint holds all of its state, and no changes.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Read two checkpoints with read_state, and compare them.",
         )
-    key_schema = decode_schema(source.checkpoint.key_schema)
+    key_schema = decode_schema(point.key_schema)
     return stored, ChangeColumns(key_schema, StateDescriptor.from_stored(stored), with_before=with_before)
 
 
@@ -147,14 +150,14 @@ def begins_empty_with(history: History, batch: int) -> bool:
     return history.begins_empty and history.first_batch == batch
 
 
-def _first_batch(source: Source, after: int | None, with_before: bool) -> int:
+def _first_batch(point: LoggedPoint, after: int | None, with_before: bool) -> int:
     """The first batch to read; StateMissingError if its changes are gone."""
-    first = first_with_changes(source.history)
+    first = first_with_changes(point.history)
     if after is None:
-        return first_with_before(source.history) if with_before else first
+        return first_with_before(point.history) if with_before else first
     if after + 1 < first:
         raise StateMissingError(
-            f"{source.name} has the changes of batch {first} and later ones, and those since {after + 1} were asked"
+            f"{point.name} has the changes of batch {first} and later ones, and those since {after + 1} were asked"
             " for.",
             hint="Read the state with read_state and go on from there. A larger Options(materialization_interval_s=...)"
             " or more retained checkpoints keep more changes.",
@@ -163,49 +166,48 @@ def _first_batch(source: Source, after: int | None, with_before: bool) -> int:
 
 
 def change_rows(
-    source: Source, first: int, stored: StateSchema, table: ChangeColumns, wanted: KeyBatch | None
+    point: LoggedPoint, first: int, stored: StateSchema, table: ChangeColumns, wanted: KeyBatch | None
 ) -> Iterator[pa.RecordBatch | None]:
     """The changes of each batch, with former values if the table has them; the first step pins all and yields None."""
-    last = source.checkpoint.batch
-    former = _state_before(source, first) if table.with_before and first <= last else None
+    last = point.batch
+    former = _state_before(point, first) if table.with_before and first <= last else None
     with ExitStack() as pins:
-        keeps = [pins.enter_context(reading(source, first if first <= last else None))]
+        keeps = [pins.enter_context(point.held(first if first <= last else None))]
         if former is not None:
-            keeps.append(pins.enter_context(reading(former)))
+            keeps.append(pins.enter_context(former.held()))
         yield None
-        for rows in _rows(source, first, stored, table, wanted, former):
+        for rows in _rows(point, first, stored, table, wanted, former):
             yield rows
             for keep in keeps:
                 keep()
 
 
-def _state_before(source: Source, first: int) -> Source | None:
+def _state_before(point: LoggedPoint, first: int) -> LoggedPoint | None:
     """The state before a batch, None if it is the empty one; StateMissingError if it is neither retained nor pinned."""
-    return None if begins_empty_with(source.history, first) else source.before(first - 1)
+    return None if begins_empty_with(point.history, first) else point.before(first - 1)
 
 
 def _rows(
-    source: Source,
+    point: LoggedPoint,
     first: int,
     stored: StateSchema,
     table: ChangeColumns,
     wanted: KeyBatch | None,
-    former: Source | None,
+    former: LoggedPoint | None,
 ) -> Iterator[pa.RecordBatch]:
     batches = (
-        (checkpoint, batch_changes(source.store, _logged(source, checkpoint), stored, wanted))
-        for checkpoint in tracked([*source.history.between(first, source.checkpoint.batch)], change_sizes)
+        (checkpoint, batch_changes(point.store, _logged(point, checkpoint), stored, wanted))
+        for checkpoint in tracked([*point.history.between(first, point.batch)], change_sizes)
     )
     before = None
     if table.with_before:
         before = [] if former is None else plans_of(former)
-    return changed_rows(source.store, stored, table, batches, before)
+    return changed_rows(point.store, stored, table, batches, before)
 
 
-def plans_of(source: Source) -> list[RestorePlan]:
+def plans_of(point: LoggedPoint) -> list[RestorePlan]:
     """What the state of each subtask is read from."""
-    checkpoint = source.checkpoint
-    return [part.plan for part in cut_parts(source.history, checkpoint, count=checkpoint.parallelism)]
+    return [part.plan for part in point.cut(point.parallelism)]
 
 
 def changed_rows(
@@ -228,12 +230,12 @@ def changed_rows(
             yield table.to_rows(rows, batch.batch, batch.batch_time_ms)
 
 
-def _logged(source: Source, checkpoint: Checkpoint) -> Checkpoint:
+def _logged(point: LoggedPoint, checkpoint: Checkpoint) -> Checkpoint:
     """A checkpoint that has changes; ConfigurationError if it has none."""
     if checkpoint.segments:
         return checkpoint
     raise ConfigurationError(
-        f"{source.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
+        f"{point.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
         kind=ErrorKind.UNSUPPORTED_FEATURE,
         hint="Compare two checkpoints with read_diff.",
     )

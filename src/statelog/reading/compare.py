@@ -13,8 +13,8 @@ import xxhash
 
 from statelog.convert.state_tables import HASH, POSITION, SUBTASK
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.reading.reader import StateReader, open_state, stored_states
-from statelog.reading.source import At
+from statelog.reading.point import At
+from statelog.reading.read import StateReader, open_state, stored_states
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.runs.keys import KeyCodec
 

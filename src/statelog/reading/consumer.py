@@ -10,9 +10,9 @@ from typing import Final
 
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError, StateMissingError, StorageError
-from statelog.history.held_pin import HeldPin
+from statelog.history.footprint import Footprint
 from statelog.history.operator_history import History
-from statelog.history.pins import Pin, PinnedBase, consumer_pins
+from statelog.history.pins import Consumer, HeldPin, Pin, PinnedBase, consumer_pins, retry_given_up
 from statelog.history.query_history import QueryHistory
 from statelog.history.restore_plan import RestorePlan
 from statelog.log.entry import Checkpoint, QueryCheckpoint
@@ -26,7 +26,7 @@ from statelog.reading.changes import (
     first_with_before,
     first_with_changes,
 )
-from statelog.reading.source import Source, open_source
+from statelog.reading.checkpoints import LoggedPoint
 from statelog.runs import digests
 from statelog.storage import ObjectInfo
 from statelog.storage.store import if_present
@@ -38,9 +38,6 @@ OWNER: Final = "spark.readStream"
 
 _RENEWAL_S: Final = 60.0
 """Seconds after which a consumer's pin is made anew, so that it names little that the consumer has done with."""
-
-
-_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class _Look:
 class ChangeConsumer:
     """Finds the changes of a state after a position, and keeps those that it has not done with.
 
-    `source` is the operator, as of any checkpoint, and `state` the name of the state. `pin_s` is how many seconds the
+    `point` is the operator, as of any checkpoint, and `state` the name of the state. `pin_s` is how many seconds the
     changes are kept for a consumer that has stopped; they are given up before if they take more than `max_bytes`. The
     changes of the newest batch come with the batch after it, which makes them certain; `takes_last` takes them as soon
     as Spark has committed the batch. `with_before` keeps the state at the position too, in which readers look up what
@@ -84,7 +81,7 @@ class ChangeConsumer:
     def __init__(
         self,
         location: str,
-        source: Source,
+        point: LoggedPoint,
         state: str | None,
         *,
         pin_s: float,
@@ -93,8 +90,8 @@ class ChangeConsumer:
         with_before: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        self.source = source
-        self.state, self.table = change_table(source, state, with_before=with_before)
+        self.point = point
+        self.state, self.table = change_table(point, state, with_before=with_before)
         self._pin_s = pin_s
         self._max_bytes = max_bytes
         self._clock = clock or SystemClock()
@@ -105,7 +102,7 @@ class ChangeConsumer:
                 kind=ErrorKind.INVALID_OPTION,
                 hint="Pass the query's checkpointLocation, or leave with_last out.",
             )
-        self._log = open_log(source.store, Options(), self._clock, remembers=True)
+        self._log = open_log(point.store, Options(), self._clock, remembers=True)
         self._name = secrets.token_hex(8)
         self._pinned_s = -math.inf
         self._base: PinnedBase | None = None
@@ -116,13 +113,8 @@ class ChangeConsumer:
         One that needs former values begins after a retained checkpoint. Raises StateMissingError if changes since
         `after` are gone, or if there is no such batch yet.
         """
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return self._first(after)
-            except StateMissingError:
-                if after is not None:
-                    raise  # otherwise the oldest changes were given up meanwhile
-        return self._first(after)
+        # Unless a batch is named, the oldest changes may be given up meanwhile.
+        return retry_given_up(lambda: self._first(after), is_fixed=after is not None, errors=(StateMissingError,))
 
     def _first(self, after: int | None) -> Position:
         look = self._look()
@@ -138,7 +130,7 @@ class ChangeConsumer:
         position = self._position(look, after, self._name)
         if after > look.latest.batch:
             raise StateMissingError(
-                f"{self.source.name} has no batch {after} yet; its newest one is {look.latest.batch}.",
+                f"{self.point.name} has no batch {after} yet; its newest one is {look.latest.batch}.",
                 hint="Begin after a batch that read_state or list_checkpoints shows.",
             )
         if look.latest.batch > after:
@@ -200,7 +192,7 @@ class ChangeConsumer:
         base = self._base
         if base is None or start.batch < base.batch:
             raise self._gone(start.batch + 1)
-        checkpoint, batch = self.source.checkpoint, start.batch
+        checkpoint, batch = self.point.checkpoint, start.batch
         needed = self._checkpoints(look, base.since, batch)[0] if base.since <= batch else []
         own = History.on_base(base.ranges, needed)
         genesis = [digests.genesis(checkpoint.identity, subtask, parallelism) for subtask in range(parallelism)]
@@ -212,10 +204,10 @@ class ChangeConsumer:
 
     def _look(self) -> _Look:
         query = QueryHistory(self._log.read())
-        history = query.histories.get(self.source.identity)
+        history = query.histories.get(self.point.identity)
         if history is None or history.latest is None:
             raise StateMissingError(
-                f"{self.source.name} has no checkpoint any more.",
+                f"{self.point.name} has no checkpoint any more.",
                 hint="Was its state given up, the query set back to before it began, or the location emptied?",
             )
         return _Look(query, history, history.latest)
@@ -245,7 +237,7 @@ class ChangeConsumer:
     def _replaced(self, look: _Look, position: Position) -> StateMissingError:
         was = "is not in the log any more" if look.query.at(position.batch) is None else "was replaced"
         return StateMissingError(
-            f"{self.source.name}: batch {position.batch} {was}, after its changes were read: the query was set back, or"
+            f"{self.point.name}: batch {position.batch} {was}, after its changes were read: the query was set back, or"
             " begun anew.",
             hint="Begin anew from a checkpoint: read_state(at=N), then the changes after N.",
         )
@@ -261,7 +253,7 @@ class ChangeConsumer:
         return history.changes_from <= first or bool(self._pins_from(first))
 
     def _consumer_pins(self) -> Iterator[tuple[ObjectInfo, Pin]]:
-        return consumer_pins(self.source.store, self.source.identity, self._clock.now_s())
+        return consumer_pins(self.point.store, self.point.identity, self._clock.now_s())
 
     def _pins_from(self, first: int) -> list[Pin]:
         """The consumers' pins that keep the changes from a batch on."""
@@ -269,7 +261,7 @@ class ChangeConsumer:
 
     def _gone(self, batch: int) -> StateMissingError:
         return StateMissingError(
-            f"{self.source.name}: the changes of batch {batch} are gone.",
+            f"{self.point.name}: the changes of batch {batch} are gone.",
             hint="Begin anew from a checkpoint: read_state(at=N), then the changes after N. A consumer keeps changes"
             " while it runs and for pin_s after that, up to max_pin_bytes.",
         )
@@ -293,8 +285,8 @@ class ChangeConsumer:
             # Of the pinned ones, which may be from before a rewind, those count to which the log's lead back.
             pinned: dict[bytes, tuple[QueryCheckpoint, Checkpoint | None]] = {}
             for pin in self._pins_from(first):
-                query = pin.query(self.source.store)
-                history = query.histories[self.source.identity]
+                query = pin.query(self.point.store)
+                history = query.histories[self.point.identity]
                 for entry in query.entries:
                     if entry.id not in pinned or pinned[entry.id][0].revision < entry.revision:
                         pinned[entry.id] = entry, history.at(entry.batch)
@@ -311,14 +303,14 @@ class ChangeConsumer:
         """Raise ConfigurationError unless a batch has changes, in the columns that the consumer began with."""
         if not checkpoint.segments:
             raise ConfigurationError(
-                f"{self.source.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
+                f"{self.point.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint="Compare two checkpoints with read_diff.",
             )
-        if checkpoint.key_schema == self.source.checkpoint.key_schema and self.state in checkpoint.states:
+        if checkpoint.key_schema == self.point.key_schema and self.state in checkpoint.states:
             return
         raise ConfigurationError(
-            f"{self.source.name}: from batch {checkpoint.batch} on, state '{self.state.name}' is gone or has other"
+            f"{self.point.name}: from batch {checkpoint.batch} on, state '{self.state.name}' is gone or has other"
             " columns.",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Begin anew with the new columns, after the batch before.",
@@ -347,25 +339,22 @@ class ChangeConsumer:
             first = since.batch + 1
         if history.at(first) is None:
             return  # nothing is there yet, or a pin keeps it that the log does not reach
-        store, owner, now_s = self.source.store, self._owner(since), self._clock.monotonic_s()
+        store, owner, now_s = self.point.store, self._owner(since), self._clock.monotonic_s()
         try:
+            ranges = [] if base is None else base.ranges
             made = HeldPin(
                 store,
-                look.query,
-                look.latest.batch,
-                operators=[self.source.identity],
+                Footprint.of_changes(history, look.latest.batch, since=first, base_ranges=ranges),
+                Consumer(self._max_bytes) if base is None else Consumer(self._max_bytes, base.batch, base.token),
                 owner=owner,
                 lasts_s=self._pin_s,
                 is_shared=True,
-                since=first,
-                max_bytes=self._max_bytes,
-                base=base,
                 clock=self._clock,
             )
             pins = self._consumer_pins()
             store.delete([info.name for info, pin in pins if pin.owner == owner and info.name != made.name])
         except StorageError as error:
-            _log.warning("%s: the changes since batch %d cannot be kept: %s", self.source.name, first, error)
+            _log.warning("%s: the changes since batch %d cannot be kept: %s", self.point.name, first, error)
         self._pinned_s = now_s
 
     def _bases(self, look: _Look, since: Position) -> Iterator[PinnedBase]:
@@ -388,26 +377,3 @@ class ChangeConsumer:
 
     def _owner(self, position: Position) -> str:
         return f"{OWNER} {position.consumer}"
-
-
-def open_consumer(
-    location: str,
-    uid: str | None,
-    state: str | None,
-    *,
-    pin_s: float,
-    max_bytes: int,
-    takes_last: bool = False,
-    with_before: bool = False,
-) -> ChangeConsumer:
-    """Open a consumer of a state's changes; raises the errors of :func:`open_source` and :class:`ChangeConsumer`."""
-    source = open_source(location, uid, None)
-    return ChangeConsumer(
-        location,
-        source,
-        state,
-        pin_s=pin_s,
-        max_bytes=max_bytes,
-        takes_last=takes_last,
-        with_before=with_before,
-    )

@@ -19,12 +19,13 @@ from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.progress import tracked
+from statelog.reading.before import FormerValues, PairedChanges
 from statelog.reading.changes import change_sizes, change_table, changeset_name, plans_of
-from statelog.reading.former import FormerValues
-from statelog.reading.pairing import PairedChanges
-from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, merged_rows, part_sizes, scan_part
-from statelog.reading.source import At, Source, choose_source, open_query
+from statelog.reading.checkpoints import LoggedPoint
+from statelog.reading.open import open_query
+from statelog.reading.point import At, is_settled
+from statelog.reading.read import open_reader
+from statelog.reading.rows import PART_BYTES, ReadPart, merged_rows, part_sizes, scan_part
 from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.runs.key_groups import HashRange, hash_range
@@ -88,13 +89,13 @@ def read_diff(
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
         query = open_query(str(location))
-        new, old = choose_source(query, uid, after), choose_source(query, uid, before)
+        new, old = query.point(uid, after), query.point(uid, before)
         stored, changes = change_table(new, state)
         former = chosen_state(old, shown_name(stored))
         if former.kind != stored.kind:
             raise ConfigurationError(
-                f"State '{shown_name(stored)}' of {new.name} is a {stored.kind} state at batch {new.checkpoint.batch},"
-                f" and was a {former.kind} state at batch {old.checkpoint.batch}.",
+                f"State '{shown_name(stored)}' of {new.name} is a {stored.kind} state at batch {new.batch},"
+                f" and was a {former.kind} state at batch {old.batch}.",
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Read each with read_state.",
             )
@@ -102,7 +103,7 @@ def read_diff(
         schema = chosen_columns(table.schema, columns, f"The difference of state '{shown_name(stored)}' of {new.name}")
         return schema, _rows(old, new, stored, table)
 
-    return open_pinned(make, is_fixed=isinstance(before, int | str) and isinstance(after, int | str))
+    return open_reader(make, is_fixed=is_settled(before, after))
 
 
 class _DiffColumns:
@@ -199,17 +200,19 @@ def _equal(first: pa.ChunkedArray, second: pa.ChunkedArray) -> _Mask:
     return np.asarray(same, bool)
 
 
-def _rows(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) -> Iterator[pa.RecordBatch | None]:
+def _rows(
+    old: LoggedPoint, new: LoggedPoint, stored: StateSchema, table: _DiffColumns
+) -> Iterator[pa.RecordBatch | None]:
     """The rows of the difference; the first step pins both checkpoints and yields None."""
     if (old.identity, old.checkpoint.token) == (new.identity, new.checkpoint.token):
         yield None
         return
-    newer, older = (new, old) if new.checkpoint.batch >= old.checkpoint.batch else (old, new)
+    newer, older = (new, old) if new.batch >= old.batch else (old, new)
     changes = _changes(older, newer, stored)
-    since = None if changes is None else older.checkpoint.batch + 1
+    since = None if changes is None else older.batch + 1
     with (
-        reading(newer, since) as keep_newer,
-        reading(older) as keep_older,
+        newer.held(since) as keep_newer,
+        older.held() as keep_older,
     ):
         yield None
         if changes is None:
@@ -223,16 +226,16 @@ def _rows(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) ->
             keep_older()
 
 
-def _changes(older: Source, newer: Source, stored: StateSchema) -> list[Checkpoint] | None:
+def _changes(older: LoggedPoint, newer: LoggedPoint, stored: StateSchema) -> list[Checkpoint] | None:
     """The checkpoints with the changes between two; None if these do not tell all, are gone or too many."""
     if not newer.follows(older):
         return None  # one of them was taken back
-    first = older.checkpoint.batch + 1
+    first = older.batch + 1
     # Entries that expire, or whose state is deleted as a whole, leave no change.
     is_logged = StateDescriptor.from_stored(stored).expires_by is None
     if not is_logged or _generation(older, stored) != _generation(newer, stored) or newer.history.changes_from > first:
         return None
-    found = list(newer.history.between(first, newer.checkpoint.batch))
+    found = list(newer.history.between(first, newer.batch))
     is_complete = all(checkpoint.segments for checkpoint in found)
     return found if is_complete and _changed_bytes(found) <= MOST_CHANGED_BYTES else None
 
@@ -241,19 +244,19 @@ def _changed_bytes(checkpoints: Sequence[Checkpoint]) -> int:
     return sum(change_sizes(checkpoints))
 
 
-def _generation(source: Source, stored: StateSchema) -> int:
-    return source.checkpoint.generations.get(stored.name, 0)
+def _generation(point: LoggedPoint, stored: StateSchema) -> int:
+    return point.checkpoint.generations.get(stored.name, 0)
 
 
 def _paired(
-    older: Source, newer: Source, changes: Sequence[Checkpoint], stored: StateSchema
+    older: LoggedPoint, newer: LoggedPoint, changes: Sequence[Checkpoint], stored: StateSchema
 ) -> Iterator[PairedChanges]:
     """The changes between two checkpoints, as if of one batch, with their former values."""
     former = FormerValues(older.store, stored, plans_of(older))
     yield from former.pair([(newer.checkpoint, _merged(newer, changes, stored))])
 
 
-def _merged(newer: Source, changes: Sequence[Checkpoint], stored: StateSchema) -> Iterator[pa.RecordBatch]:
+def _merged(newer: LoggedPoint, changes: Sequence[Checkpoint], stored: StateSchema) -> Iterator[pa.RecordBatch]:
     """The newest change of each entry, and the clears, in run order."""
     checkpoint, store = newer.checkpoint, newer.store
     garbage = Garbage(Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms), checkpoint.generations)
@@ -272,13 +275,13 @@ def _merged(newer: Source, changes: Sequence[Checkpoint], stored: StateSchema) -
             yield rows
 
 
-def _scanned(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) -> Iterator[pa.RecordBatch]:
+def _scanned(old: LoggedPoint, new: LoggedPoint, stored: StateSchema, table: _DiffColumns) -> Iterator[pa.RecordBatch]:
     """The difference of two whole states, part by part."""
     sources = (old, new)
-    count = max(len(cut_parts(source.history, source.checkpoint)) for source in sources)
-    parts = [cut_parts(source.history, source.checkpoint, count=count) for source in sources]
+    count = max(len(point.cut()) for point in sources)
+    parts = [point.cut(count) for point in sources]
     for both in tracked(list(zip(*parts, strict=True)), _sizes):
-        yield from table.compare(*(_entries(source, part, stored) for source, part in zip(sources, both, strict=True)))
+        yield from table.compare(*(_entries(point, part, stored) for point, part in zip(sources, both, strict=True)))
 
 
 def _sizes(pairs: Sequence[Sequence[ReadPart]]) -> list[int]:
@@ -286,8 +289,8 @@ def _sizes(pairs: Sequence[Sequence[ReadPart]]) -> list[int]:
     return [first + second for first, second in zip(shares[::2], shares[1::2], strict=True)]
 
 
-def _entries(source: Source, part: ReadPart, stored: StateSchema) -> Iterator[pa.RecordBatch]:
+def _entries(point: LoggedPoint, part: ReadPart, stored: StateSchema) -> Iterator[pa.RecordBatch]:
     """The entries of a part, with the fields of the state as `stored` says."""
-    checkpoint = replace(source.checkpoint, states=[stored])
-    for _, changes in scan_part(source.store, part, checkpoint, [stored.name]):
+    checkpoint = replace(point.checkpoint, states=[stored])
+    for _, changes in scan_part(point.store, part, checkpoint, [stored.name]):
         yield changes

@@ -19,7 +19,7 @@ from statelog.local.stored_reader import TAIL_BYTES, StoredBytes, read_ahead, re
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import section_sizes
-from statelog.reading.scan import ReadPart
+from statelog.reading.rows import ReadPart
 from statelog.runs import digests
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, HashRange
 from statelog.runs.reader import Run

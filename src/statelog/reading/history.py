@@ -14,9 +14,10 @@ from statelog.errors import PinExpiredError, StateMissingError
 from statelog.history.pins import pins_of
 from statelog.reading.change_columns import BATCH, ChangeColumns
 from statelog.reading.changes import change_rows, change_table, first_with_changes
-from statelog.reading.lookup import Lookup, encoded_keys
-from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.source import Source, open_source
+from statelog.reading.checkpoints import LoggedPoint
+from statelog.reading.keys import encoded_keys
+from statelog.reading.open import open_logged
+from statelog.reading.read import open_reader
 from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.runs.schema import StateSchema
 
@@ -65,46 +66,46 @@ def read_history(
     """
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
-        source = open_source(str(location), uid, None)
-        stored, table = change_table(source, state)
-        schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
-        encoded_keys([key], table.keys, source.name)  # a key that does not fit is named before anything is read
-        return schema, _rows(source, stored, table, key)
+        point = open_logged(str(location), uid, None)
+        stored, table = change_table(point, state)
+        schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {point.name}")
+        encoded_keys([key], table.keys, point.name)  # a key that does not fit is named before anything is read
+        return schema, _rows(point, stored, table, key)
 
-    return open_pinned(make, is_fixed=False)
+    return open_reader(make, is_fixed=False)
 
 
-def _rows(source: Source, stored: StateSchema, table: ChangeColumns, key: Any) -> Iterator[pa.RecordBatch | None]:
+def _rows(point: LoggedPoint, stored: StateSchema, table: ChangeColumns, key: Any) -> Iterator[pa.RecordBatch | None]:
     """The rows of a key; the first step pins the changes and yields None."""
-    first = first_with_changes(source.history)
-    changes = change_rows(source, first, stored, table, encoded_keys([key], table.keys, source.name))
+    first = first_with_changes(point.history)
+    changes = change_rows(point, first, stored, table, encoded_keys([key], table.keys, point.name))
     yield next(changes)
-    oldest = source.history.oldest
+    oldest = point.history.oldest
     assert oldest is not None, "the newest one can be restored"
-    pins = pins_of(source.store, source.query, source.identity, SystemClock().now_s())
+    pins = pins_of(point.store, point.stored.history, point.identity, SystemClock().now_s())
     for batch in sorted({pin.batch for _, pin in pins if pin.batch < min(first, oldest.batch)}):
-        yield from _at(source, batch, table, stored.name, key)
+        yield from _at(point, batch, table, stored.name, key)
     is_told = False
     for rows in changes:
         assert rows is not None, "only the first step yields None"
         if not is_told and rows.column(BATCH)[0].as_py() > oldest.batch:
-            yield from _at(source, oldest.batch, table, stored.name, key)
+            yield from _at(point, oldest.batch, table, stored.name, key)
             is_told = True
         yield rows
     if not is_told:
-        yield from _at(source, oldest.batch, table, stored.name, key)
+        yield from _at(point, oldest.batch, table, stored.name, key)
 
 
-def _at(source: Source, batch: int, table: ChangeColumns, state: str, key: Any) -> Iterator[pa.RecordBatch]:
+def _at(point: LoggedPoint, batch: int, table: ChangeColumns, state: str, key: Any) -> Iterator[pa.RecordBatch]:
     """The state of a key at a checkpoint; nothing if the checkpoint has been given up, or had no such state."""
     with ExitStack() as pins:
         try:
-            then = source.before(batch)
-            keep = pins.enter_context(reading(then))
+            then = point.before(batch)
+            keep = pins.enter_context(then.held())
         except (StateMissingError, PinExpiredError):
             return
-        if all(stored.name != state for stored in then.checkpoint.states):
+        if all(stored.name != state for stored in then.states):
             return
-        for rows in Lookup(then, chosen_state(then, state)).find([key]):
+        for rows in then.changes(chosen_state(then, state), [key]):
             keep()
-            yield table.to_rows(rows, batch, then.checkpoint.batch_time_ms, STATE)
+            yield table.to_rows(rows, batch, then.batch_time_ms, STATE)

@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from statelog.clock import SystemClock
 from statelog.history.pins import standing_pins
-from statelog.reading.kept import kept_checkpoints
-from statelog.reading.pinning import expiry_ms
-from statelog.reading.savepoint import SavedSource, open_operator, read_manifest
-from statelog.reading.source import At, Source, StoredQuery, is_savepoint, open_query
+from statelog.reading.open import open_point, open_points, open_query
+from statelog.reading.pins import expiry_ms
+from statelog.reading.point import At
 from statelog.reading.states import tables_of
 from statelog.runs.schema import decode_schema
 from statelog.runs.times import NO_TIME_MS
@@ -145,51 +144,20 @@ def list_operators(location: str | Path) -> list[OperatorInfo]:
     CorruptionError, StorageError
         If a log is damaged or cannot be read.
     """
-    if is_savepoint(str(location)):
-        return _saved_operators(str(location))
-    query = open_query(str(location))
-    return [_operator(query, identity) for identity in query.identities(None)]
-
-
-def _operator(query: StoredQuery, identity: str) -> OperatorInfo:
-    newest = query.history.histories[identity].latest
-    assert newest is not None, "an operator has a checkpoint"
-    source = Source(query, query.history, newest)
-    return OperatorInfo(
-        uid=newest.uid,
-        query_id=newest.query_id,
-        location=query.location,
-        parallelism=newest.parallelism,
-        key=_key_of(newest.key_schema),
-        states=tuple(table.name for table in tables_of(source)),
-        batch=newest.batch,
-        batch_time_ms=newest.batch_time_ms,
-        state_bytes=source.needs().state_bytes,
-    )
-
-
-def _saved_operators(location: str) -> list[OperatorInfo]:
-    """The operators of a savepoint."""
-    store, manifest = read_manifest(location)
     return [
         OperatorInfo(
-            uid=operator.uid,
-            query_id=manifest.query_id,
-            location=location,
-            parallelism=operator.parts,
-            key=_key_of(operator.key_schema),
-            states=tuple(table.name for table in tables_of(SavedSource(store, location, operator))),
-            batch=manifest.batch,
-            batch_time_ms=operator.batch_time_ms,
-            state_bytes=sum(file.length for state in operator.states for file in state.files),
+            uid=point.uid,
+            query_id=point.query_id,
+            location=point.location,
+            parallelism=point.parallelism,
+            key=", ".join(_fields(decode_schema(point.key_schema))) if point.key_schema else "",
+            states=tuple(table.name for table in tables_of(point)),
+            batch=point.batch,
+            batch_time_ms=point.batch_time_ms,
+            state_bytes=point.state_bytes,
         )
-        for operator in manifest.operators
+        for point in open_points(str(location))
     ]
-
-
-def _key_of(key_schema: bytes) -> str:
-    """The fields of a key with their types."""
-    return ", ".join(_fields(decode_schema(key_schema))) if key_schema else ""
 
 
 def list_states(location: str | Path, uid: str | None = None, *, at: At | None = None) -> list[StateInfo]:
@@ -216,15 +184,15 @@ def list_states(location: str | Path, uid: str | None = None, *, at: At | None =
     CorruptionError, StorageError
         If the log is damaged or cannot be read.
     """
-    source = open_operator(str(location), uid, at)
+    point = open_point(str(location), uid, at)
     return [
         StateInfo(
-            uid=source.uid,
+            uid=point.uid,
             state=table.name,
             kind=table.kind,
             columns=tuple(_fields(table.shown_schema)),
         )
-        for table in tables_of(source)
+        for table in tables_of(point)
     ]
 
 
@@ -258,19 +226,15 @@ def list_checkpoints(location: str | Path, uid: str | None = None) -> list[Check
     query = open_query(str(location))
     pins = list(standing_pins(query.store, SystemClock().now_s()))
     chosen = query.named(uid, (pin for _, pin in pins))
-    kept = [
-        one
-        for identity in query.named(None, (pin for _, pin in pins))
-        for one in kept_checkpoints(query, identity, pins)
-    ]
+    kept = [one for identity in query.named(None, (pin for _, pin in pins)) for one in query.kept(identity, pins)]
     sizes = {info.name: info.size_bytes for info in query.store.list()}
     needed_by: dict[str, set[bytes]] = defaultdict(set)
     for one in kept:
         for name in one.needed.objects:
-            needed_by[name].add(one.source.checkpoint.token)
+            needed_by[name].add(one.point.checkpoint.token)
     found: list[CheckpointInfo] = []
     for one in kept:
-        checkpoint = one.source.checkpoint
+        checkpoint = one.point.checkpoint
         if checkpoint.identity not in chosen:
             continue
         expiries = [expiry_ms(info, pin) for info, pin in one.pins]
@@ -286,7 +250,7 @@ def list_checkpoints(location: str | Path, uid: str | None = None) -> list[Check
             kept_until_ms=None if is_lasting else max(lasting),
             state_bytes=one.needed.state_bytes,
             own_bytes=sum(sizes.get(name, 0) for name in one.needed.objects if len(needed_by[name]) == 1),
-            is_on_line=one.source.is_on_line,
+            is_on_line=one.point.is_on_line,
         )
         found.append(info)
     return sorted(found, key=lambda info: (info.uid, info.batch, info.batch_time_ms, info.is_on_line))

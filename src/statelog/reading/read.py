@@ -1,25 +1,22 @@
-"""Reads a state as Arrow columns, without Spark."""
+"""Reads states as Arrow columns, without Spark: once, or again and again from an open checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pyarrow as pa
 
-from statelog.convert.state_tables import ElementColumns, StateColumns
-from statelog.errors import ConfigurationError
-from statelog.local.restore import read_segment
-from statelog.operators.unkeyed.snapshot import Snapshot
-from statelog.operators.unkeyed.states import OperatorStateMode
-from statelog.progress import tracked
-from statelog.reading.lookup import Keys, Lookup
-from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.savepoint import SavedSource, open_saved, saved_rows
-from statelog.reading.scan import ReadPart, cut_parts, part_sizes, scan_part
-from statelog.reading.source import At, Source, StoredOperator, checked_at, is_savepoint, open_source
-from statelog.reading.states import StateTable, chosen_columns, chosen_table
-from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
+from statelog.errors import ConfigurationError, CorruptionError, PinExpiredError, StorageError
+from statelog.history.pins import retry_given_up
+from statelog.reading.checkpoints import LoggedPoint
+from statelog.reading.keys import Keys
+from statelog.reading.open import open_logged, open_point
+from statelog.reading.point import At, Point, is_settled
+from statelog.reading.states import StateTable, chosen_columns, chosen_table, shown_name, tables_of
 
 
 def read_state(
@@ -85,50 +82,27 @@ def read_state(
     >>> counts = statelog.read_state("/data/checkpoints/flights", state="count")  # doctest: +SKIP
     >>> duckdb.sql("SELECT * FROM counts ORDER BY value_n DESC LIMIT 10")  # doctest: +SKIP
     """
-    if is_savepoint(str(location)):
-        return _read_saved(open_saved(str(location), uid, at), state, keys, columns)
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
-        source = open_source(str(location), uid, at)
-        table = chosen_table(source, state)
-        return select_columns(source, table, columns), open_rows(source, table, keys)
+        point = open_point(str(location), uid, at)
+        table = chosen_table(point, state)
+        schema = select_columns(point, table, columns)
+        return schema, open_rows(point, table, schema.names, keys)
 
-    return open_pinned(make, is_fixed=isinstance(checked_at(at), int | str))
-
-
-def _read_saved(
-    source: SavedSource, state: str | None, keys: Keys | None, columns: Sequence[str] | None
-) -> pa.RecordBatchReader:
-    table = chosen_table(source, state)
-    schema = select_columns(source, table, columns)
-    if keys is not None:
-        _require_keys(source)
-    if table.windows is None:
-        rows = saved_rows(source, table.stored, table.schema, schema.names, keys)
-    else:
-        made = table.rows(_saved_entries(source, table.stored, keys))
-        rows = (batch.select(schema.names) for batch in made)
-    return pa.RecordBatchReader.from_batches(schema, rows)
+    return open_reader(make, is_fixed=is_settled(at))
 
 
-def _saved_entries(source: SavedSource, stored: StateSchema, keys: Keys | None) -> Iterator[pa.RecordBatch]:
-    """The entries of a saved keyed state, or of some keys, as puts in run order, which is that of the files."""
-    columns = StateColumns(decode_schema(source.key_schema), StateDescriptor.from_stored(stored))
-    for rows in saved_rows(source, stored, columns.schema, columns.schema.names, keys):
-        yield from columns.to_changes(pa.Table.from_batches([rows]))
-
-
-def select_columns(source: StoredOperator, table: StateTable, columns: Sequence[str] | None) -> pa.Schema:
+def select_columns(point: Point, table: StateTable, columns: Sequence[str] | None) -> pa.Schema:
     """The columns of a state that a user has named; ConfigurationError if there is no such column."""
-    return chosen_columns(table.schema, columns, f"State '{table.name}' of {source.name}")
+    return chosen_columns(table.schema, columns, f"State '{table.name}' of {point.name}")
 
 
 def open_rows(
-    source: Source, table: StateTable, keys: Keys | None = None, part: ReadPart | None = None
+    point: Point, table: StateTable, chosen: Sequence[str], keys: Keys | None = None
 ) -> Iterator[pa.RecordBatch | None]:
-    """The rows of a state, of some keys or of a part; the first step pins the checkpoint and yields None."""
-    with reading(source) as keep:
-        found = found_rows(source, table, keys, part)
+    """The rows of a state, or of some keys; the first step makes sure that the point stays, and yields None."""
+    with point.held() as keep:
+        found = table.rows(point, chosen, keys)
         yield None
         keep()
         for rows in found:
@@ -136,42 +110,155 @@ def open_rows(
             keep()
 
 
-def found_rows(
-    source: Source,
-    table: StateTable,
-    keys: Keys | None = None,
-    part: ReadPart | None = None,
-    lookup: Lookup | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a state, of some keys or of a part, without a pin; `lookup` may have been used before."""
-    if isinstance(table.columns, ElementColumns):
-        if keys is not None:
-            _require_keys(source)
-        return _elements(source, table.stored, table.columns)
-    if keys is None:
-        return table.rows(_entries(source, table.stored, part))
-    return table.rows((lookup or Lookup(source, table.stored)).find(keys))
+def open_reader(
+    make: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch | None]]], *, is_fixed: bool
+) -> pa.RecordBatchReader:
+    """Make a reader of rows, which have the schema's columns among theirs and perhaps others.
+
+    `make` finds the checkpoint and returns its schema and rows; the first step of the rows pins the checkpoint and
+    yields None. Unless it `is_fixed` which one it is, another one is found if it is given up meanwhile.
+    """
+
+    def begun() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
+        schema, rows = make()
+        next(rows)  # the pin goes with the generator
+        return schema, rows
+
+    schema, rows = retry_given_up(begun, is_fixed=is_fixed)
+    return pa.RecordBatchReader.from_batches(
+        schema, (batch.select(schema.names) for batch in rows if batch is not None)
+    )
 
 
-def _require_keys(source: StoredOperator) -> None:
-    """Refuse keys for an operator that has none."""
-    if not source.key_schema:
-        raise ConfigurationError(
-            f"{source.name} has no keys: its state is kept by subtask.", hint="Read it without keys=."
-        )
+class StateReader:
+    """Reads the states of one checkpoint again and again: what a look-up has read of the files stays in memory.
+
+    Made by :func:`open_state`; use it in a ``with`` statement, or call :meth:`close`. Its checkpoint stays readable
+    while it is used; after five minutes without a read the query may give it up. Only one thread may use a reader.
+
+    Parameters
+    ----------
+    point : LoggedPoint
+        The checkpoint.
+    """
+
+    def __init__(self, point: LoggedPoint) -> None:
+        self._point = point
+        self._pin = ExitStack()
+        self._is_closed = False
+        self._hold()
+
+    def _hold(self) -> None:
+        self._pin.close()
+        self._keep = self._pin.enter_context(self._point.held())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def batch(self) -> int:
+        """The checkpoint's batch."""
+        return self._point.batch
+
+    @property
+    def batch_time_ms(self) -> int:
+        """Spark's time of the batch, in milliseconds since the Unix epoch."""
+        return self._point.batch_time_ms
+
+    @property
+    def states(self) -> list[str]:
+        """The names of the states."""
+        return [table.name for table in tables_of(self._point)]
+
+    def read(
+        self, state: str | None = None, *, keys: Keys | None = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader:
+        """Read a state.
+
+        Parameters
+        ----------
+        state : str, optional
+            The state; needed if there are several.
+        keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
+            Only the rows of these keys, as in :func:`read_state`.
+        columns : sequence of str, optional
+            The columns to read, in this order; by default all but ``hash``.
+
+        Returns
+        -------
+        pyarrow.RecordBatchReader
+            As of :func:`read_state`. Files are read as the reader is.
+
+        Raises
+        ------
+        ConfigurationError, PinExpiredError, CorruptionError, StorageError
+            As of :func:`read_state`; ConfigurationError also if the reader is closed.
+        """
+        self._require_open()
+        table = chosen_table(self._point, state)
+        schema = select_columns(self._point, table, columns)
+        try:
+            self._keep()
+        except PinExpiredError:
+            self._hold()  # nothing is gone if the checkpoint is still retained
+        rows = self._rows(table, schema.names, keys)
+        return pa.RecordBatchReader.from_batches(schema, (batch.select(schema.names) for batch in rows))
+
+    def _rows(self, table: StateTable, chosen: Sequence[str], keys: Keys | None) -> Iterator[pa.RecordBatch]:
+        try:
+            for rows in table.rows(self._point, chosen, keys):
+                yield rows
+                self._require_open()
+                self._keep()
+        except (CorruptionError, StorageError) as error:
+            self._point.require_kept(error)
+            raise
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError(f"The reader of {self._point.name} is closed.", hint="Open another one.")
+
+    def close(self) -> None:
+        """Let the checkpoint go."""
+        self._is_closed = True
+        self._pin.close()
 
 
-def _entries(source: Source, stored: StateSchema, part: ReadPart | None) -> Iterator[pa.RecordBatch]:
-    """The entries of a keyed state, or of a part of it, as puts in run order."""
-    for one in tracked(cut_parts(source.history, source.checkpoint) if part is None else [part], part_sizes):
-        for _, changes in scan_part(source.store, one, source.checkpoint, [stored.name]):
-            yield changes
+def stored_states(reader: StateReader) -> list[str]:
+    """The states that the checkpoint stores; windows are made of one of them."""
+    return [shown_name(stored) for stored in reader._point.states]
 
 
-def _elements(source: Source, stored: StateSchema, table: ElementColumns) -> Iterator[pa.RecordBatch]:
-    """The rows of a state of an unkeyed operator."""
-    segments = source.checkpoint.segments
-    for subtask, segment in enumerate(segments[:1] if stored.kind == OperatorStateMode.BROADCAST else segments):
-        section = Snapshot(read_segment(source.store, segment), segment.name).sections.get(stored.name)
-        if section is not None and section.count:
-            yield table.to_rows(section.rows, subtask)
+def open_state(location: str | Path, uid: str | None = None, *, at: At | None = None) -> StateReader:
+    """Open a checkpoint of an operator for many reads, such as look-ups.
+
+    Parameters
+    ----------
+    location : str or Path
+        The query's checkpointLocation, or the location that its operators were given.
+    uid : str, optional
+        The operator; needed if there are several.
+    at : int, datetime or str, optional
+        The checkpoint, as in :func:`read_state`. The reader stays at it, whatever the query does.
+
+    Returns
+    -------
+    StateReader
+        A reader, to be closed.
+
+    Raises
+    ------
+    ConfigurationError, StateMissingError, PinExpiredError, CorruptionError, StorageError
+        As of :func:`read_state`.
+
+    Examples
+    --------
+    >>> with statelog.open_state("/data/checkpoints/flights") as reader:  # doctest: +SKIP
+    ...     found = reader.read("count", keys=["a1b2c3"]).read_all()
+    """
+    return retry_given_up(lambda: StateReader(open_logged(str(location), uid, at)), is_fixed=is_settled(at))

@@ -8,11 +8,12 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from statelog.convert.state_tables import HASH, ElementColumns, Positions, StateColumns
+from statelog.convert.state_tables import HASH, ElementColumns, StateColumns
 from statelog.errors import ConfigurationError
 from statelog.history.window_settings import ROWS_STATE
 from statelog.operators.keyed.timers import TIMERS
-from statelog.reading.source import StoredOperator
+from statelog.reading.keys import Keys
+from statelog.reading.point import Point
 from statelog.reading.windows import PANES, WINDOWS, WindowColumns, window_columns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
@@ -46,38 +47,38 @@ class StateTable:
         """The columns that a reader returns by default."""
         return pa.schema([field for field in self.schema if field.name != HASH])
 
-    def rows(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of a keyed state, from puts in run order."""
+    def rows(self, point: Point, chosen: Sequence[str], keys: Keys | None = None) -> Iterator[pa.RecordBatch]:
+        """The state's rows in a point, or those of some keys, with the `chosen` columns among theirs."""
+        if keys is not None:
+            point.require_keys()
         if self.windows is not None:
-            return self.windows.rows(changes)
-        columns, positions = self.columns, Positions()
-        assert isinstance(columns, StateColumns), "the operator has keys"
-        return (columns.to_rows(batch, positions) for batch in changes)
+            return self.windows.rows(point.changes(self.stored, keys))
+        return point.rows(self.stored, self.columns, chosen, keys)
 
 
-def tables_of(source: StoredOperator) -> list[StateTable]:
+def tables_of(point: Point) -> list[StateTable]:
     """What users read of an operator, by name."""
-    tables = {name: _table(source, stored) for name, stored in _by_name(source).items()}
-    windows = window_columns(source)
+    tables = {name: _table(point, stored) for name, stored in _by_name(point).items()}
+    windows = window_columns(point)
     if windows is not None:
         stored = windows.stored
-        made = StateTable(windows.name, windows.name, stored, _table(source, stored).columns, windows)
+        made = StateTable(windows.name, windows.name, stored, _table(point, stored).columns, windows)
         tables.setdefault(made.name, made)
     return [tables[name] for name in sorted(tables)]
 
 
-def _table(source: StoredOperator, stored: StateSchema) -> StateTable:
+def _table(point: Point, stored: StateSchema) -> StateTable:
     columns: StateColumns | ElementColumns
-    if source.key_schema:
-        columns = StateColumns(decode_schema(source.key_schema), StateDescriptor.from_stored(stored))
+    if point.key_schema:
+        columns = StateColumns(decode_schema(point.key_schema), StateDescriptor.from_stored(stored))
     else:
         columns = ElementColumns(stored)
     return StateTable(shown_name(stored), str(stored.kind), stored, columns)
 
 
-def chosen_table(source: StoredOperator, name: str | None) -> StateTable:
+def chosen_table(point: Point, name: str | None) -> StateTable:
     """What a user has named of an operator; ConfigurationError if there is no such state, or several and no name."""
-    tables = tables_of(source)
+    tables = tables_of(point)
     hidden = {TIMERS}
     for table in tables:
         if table.windows is not None:
@@ -85,36 +86,36 @@ def chosen_table(source: StoredOperator, name: str | None) -> StateTable:
     own = [table.name for table in tables if table.windows is not None or table.stored.name not in hidden]
     if name == WINDOWS and any(table.kind == PANES for table in tables):
         raise ConfigurationError(
-            f"{source.name} has windows that overlap, and only its own functions can put them together.",
+            f"{point.name} has windows that overlap, and only its own functions can put them together.",
             hint=f"Read the state '{PANES}', which has their parts.",
         )
-    return _chosen(source, name, {table.name: table for table in tables}, own)
+    return _chosen(point, name, {table.name: table for table in tables}, own)
 
 
-def chosen_state(source: StoredOperator, name: str | None) -> StateSchema:
+def chosen_state(point: Point, name: str | None) -> StateSchema:
     """The stored state that a user has named; ConfigurationError if there is none, or several and no name."""
-    known = _by_name(source)
-    return _chosen(source, name, known, [each for each, stored in known.items() if stored.name != TIMERS])
+    known = _by_name(point)
+    return _chosen(point, name, known, [each for each, stored in known.items() if stored.name != TIMERS])
 
 
-def _by_name(source: StoredOperator) -> dict[str, StateSchema]:
+def _by_name(point: Point) -> dict[str, StateSchema]:
     """The stored states; if the user has one that is called as the timers, it is the one that is meant."""
-    timers_first = sorted(source.states, key=lambda stored: stored.name != TIMERS)
+    timers_first = sorted(point.states, key=lambda stored: stored.name != TIMERS)
     return {shown_name(stored): stored for stored in timers_first}
 
 
-def _chosen(source: StoredOperator, name: str | None, known: Mapping[str, _State], own: Sequence[str]) -> _State:
+def _chosen(point: Point, name: str | None, known: Mapping[str, _State], own: Sequence[str]) -> _State:
     """The named state; without a name the only one of the query's own, or the only one."""
     meant = own or list(known)
     if name is None and len(meant) == 1:
         return known[meant[0]]
     if name is None:
         raise ConfigurationError(
-            f"{source.name} has {f'the states {quoted(meant)}' if known else 'no states'}.",
+            f"{point.name} has {f'the states {quoted(meant)}' if known else 'no states'}.",
             hint="Pass one of them as state." if known else "There is nothing to read.",
         )
     if name not in known:
-        raise ConfigurationError(f"{source.name} has no state '{name}'.", hint=f"It has {quoted(known) or 'none'}.")
+        raise ConfigurationError(f"{point.name} has no state '{name}'.", hint=f"It has {quoted(known) or 'none'}.")
     return known[name]
 
 

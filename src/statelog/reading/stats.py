@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,20 +11,20 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from statelog.errors import PinExpiredError
+from statelog.history.footprint import stored_parts
+from statelog.history.pins import retry_given_up
 from statelog.local.restore import read_segment
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER
 from statelog.metrics import space_amplification
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.progress import tracked
+from statelog.reading.checkpoints import KeptPoint, LoggedPoint, StoredQuery
 from statelog.reading.footers import SectionSizes, StoredSizes, measure_keyed, measure_unkeyed
-from statelog.reading.kept import KeptCheckpoint, kept_checkpoints, stored_parts
 from statelog.reading.key_sizes import KeySizes
-from statelog.reading.pinned import reading
-from statelog.reading.pinning import stored_pins
-from statelog.reading.scan import cut_parts, part_sizes, scan_part
-from statelog.reading.source import Source, StoredQuery, choose_checkpoint, open_query
+from statelog.reading.open import open_query
+from statelog.reading.pins import stored_pins
+from statelog.reading.rows import part_sizes, scan_part
 from statelog.reading.states import shown_name
 from statelog.runs.byte_slices import bytes_before
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, hash_range
@@ -33,7 +34,6 @@ from statelog.storage.links import is_link
 
 _GROUP_RANGES: Final = 128
 _LARGEST_KEYS: Final = 20
-_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -221,31 +221,30 @@ def stats(location: str | Path, uid: str | None = None, *, scan: bool = False) -
 
 def _measured(query: StoredQuery, identity: str, *, scan: bool) -> OperatorStats | None:
     """The measures of an operator; of another checkpoint if one is given up meanwhile. None if the operator is gone."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        if identity not in query.history.histories:
+    looks = itertools.chain([query], iter(lambda: open_query(query.location), None))
+
+    def measure() -> OperatorStats | None:
+        newest = next(looks)
+        if identity not in newest.history.histories:
             return None
-        source = choose_checkpoint(query, identity)
-        objects = _Objects(source)
-        try:
-            with reading(source) as keep:
-                return _of_checkpoint(source, objects, keep, scan=scan)
-        except PinExpiredError:
-            if attempt == _ATTEMPTS:
-                raise
-            query = open_query(query.location)
-    raise AssertionError("unreachable")
+        point = newest.point_of(identity)
+        objects = _Objects(point)
+        with point.held() as keep:
+            return _of_checkpoint(point, objects, keep, scan=scan)
+
+    return retry_given_up(measure)
 
 
-def _of_checkpoint(source: Source, objects: _Objects, keep: Callable[[], None], *, scan: bool) -> OperatorStats:
-    checkpoint, oldest = source.checkpoint, source.history.oldest
+def _of_checkpoint(point: LoggedPoint, objects: _Objects, keep: Callable[[], None], *, scan: bool) -> OperatorStats:
+    checkpoint, oldest = point.checkpoint, point.history.oldest
     assert oldest is not None, "the newest checkpoint is retained"
     if checkpoint.is_whole:
-        sizes = measure_unkeyed(source.store, checkpoint, keep)
+        sizes = measure_unkeyed(point.store, checkpoint, keep)
         by_subtask = np.array(sizes.subtask_bytes, np.float64)
         by_range = np.zeros(0)
     else:
-        parts = cut_parts(source.history, checkpoint, count=checkpoint.parallelism)
-        sizes = measure_keyed(source.store, parts, keep)
+        parts = point.cut(point.parallelism)
+        sizes = measure_keyed(point.store, parts, keep)
         by_subtask = _subtask_bytes(sizes.group_bytes, checkpoint.parallelism)
         by_range = sizes.group_bytes.reshape(_GROUP_RANGES, -1).sum(axis=1)
     largest_range, group_skew = _skew(by_range)
@@ -254,7 +253,7 @@ def _of_checkpoint(source: Source, objects: _Objects, keep: Callable[[], None], 
     width = KEY_GROUPS // _GROUP_RANGES
     return OperatorStats(
         uid=checkpoint.uid,
-        location=source.location,
+        location=point.location,
         parallelism=checkpoint.parallelism,
         batch=checkpoint.batch,
         batch_time_ms=checkpoint.batch_time_ms,
@@ -265,7 +264,7 @@ def _of_checkpoint(source: Source, objects: _Objects, keep: Callable[[], None], 
         state_bytes=state_bytes,
         base_bytes=sizes.base_bytes,
         runs=sizes.runs,
-        levels=_levels(source),
+        levels=_levels(point),
         log_bytes=sizes.log_bytes,
         changesets=sizes.changesets,
         files=objects.files,
@@ -277,13 +276,13 @@ def _of_checkpoint(source: Source, objects: _Objects, keep: Callable[[], None], 
         subtask_skew=subtask_skew,
         largest_groups=None if largest_range is None else (largest_range * width, (largest_range + 1) * width - 1),
         group_skew=group_skew,
-        states=_states(source, sizes, keep, scan=scan),
+        states=_states(point, sizes, keep, scan=scan),
     )
 
 
-def _levels(source: Source) -> int:
+def _levels(point: LoggedPoint) -> int:
     """The largest number of levels that count for a key."""
-    record = source.history.record(source.checkpoint.batch)
+    record = point.history.record(point.batch)
     ranges = record.base_map.ranges if record is not None and record.base_map is not None else ()
     return max((len(base_range.base.levels) for base_range in ranges), default=0)
 
@@ -291,30 +290,30 @@ def _levels(source: Source) -> int:
 class _Objects:
     """The objects of an operator, and why they stay."""
 
-    def __init__(self, source: Source) -> None:
-        store, identity = source.store, source.identity
+    def __init__(self, point: LoggedPoint) -> None:
+        store, identity = point.store, point.identity
         folders = (f"{identity}/", f"{LOG_FOLDER}/", f"{PINS_FOLDER}/")
         sizes = {info.name: info.size_bytes for folder in folders for info in store.list(folder)}
-        kept = kept_checkpoints(source.stored, identity)
+        kept = point.stored.kept(identity)
         retained = {name for one in kept for name in one.needed.objects}
         pins = [pin for _, pin in stored_pins(store) if pin.operator(identity) is not None]
         pinned = {name for pin in pins for name in pin.objects} - retained
         self.checkpoints = len(kept)
         self.pins = len(pins)
-        self.files = len(source.needs().objects)
+        self.files = len(point.needs().objects)
         self.stored_bytes = sum(sizes.values())
         self.retained_bytes = sum(sizes.get(name, 0) for name in retained)
         self.pinned_bytes = sum(sizes.get(name, 0) for name in pinned)
         self.space_amplification = _amplification(kept, sizes)
 
 
-def _amplification(kept: Sequence[KeptCheckpoint], sizes: Mapping[str, int]) -> float | None:
+def _amplification(kept: Sequence[KeptPoint], sizes: Mapping[str, int]) -> float | None:
     """The space amplification of an operator's files, of these sizes by name."""
     parts = {
         (part.name, part.offset): part.length
         for one in kept
-        for part, is_snapshot in stored_parts(one.source)
-        if not is_link(part.name) and (is_snapshot or not part.name.startswith(f"{LOG_FOLDER}/"))
+        for part in stored_parts(one.point.history, one.point.batch)
+        if not is_link(part.name) and (one.point.checkpoint.is_whole or not part.name.startswith(f"{LOG_FOLDER}/"))
     }
     files: dict[str, int] = {}
     for (name, offset), length in parts.items():
@@ -337,9 +336,9 @@ def _skew(sizes: npt.NDArray[np.float64]) -> tuple[int | None, float | None]:
     return int(sizes.argmax()), float(sizes.max()) / median if median else None
 
 
-def _states(source: Source, sizes: StoredSizes, keep: Callable[[], None], *, scan: bool) -> tuple[StateStats, ...]:
+def _states(point: LoggedPoint, sizes: StoredSizes, keep: Callable[[], None], *, scan: bool) -> tuple[StateStats, ...]:
     by_name: dict[str, StateStats] = {}
-    for stored in source.states:
+    for stored in point.states:
         held = sizes.states.get(stored.name, SectionSizes())
         by_name[stored.name] = StateStats(
             state=shown_name(stored),
@@ -349,20 +348,22 @@ def _states(source: Source, sizes: StoredSizes, keep: Callable[[], None], *, sca
             uncompressed_bytes=held.uncompressed_bytes,
         )
     if scan:
-        scanned = _scanned_elements if source.checkpoint.is_whole else _scanned_keys
-        by_name = scanned(source, by_name, keep)
+        scanned = _scanned_elements if point.checkpoint.is_whole else _scanned_keys
+        by_name = scanned(point, by_name, keep)
     return tuple(by_name.values())
 
 
-def _scanned_keys(source: Source, by_name: dict[str, StateStats], keep: Callable[[], None]) -> dict[str, StateStats]:
+def _scanned_keys(
+    point: LoggedPoint, by_name: dict[str, StateStats], keep: Callable[[], None]
+) -> dict[str, StateStats]:
     """The states of a keyed operator with their live rows, which are read."""
-    codec = KeyCodec(decode_schema(source.key_schema))
+    codec = KeyCodec(decode_schema(point.key_schema))
     found = {
         stored.name: KeySizes(len(StateDescriptor.from_stored(stored).value_schema), _LARGEST_KEYS)
-        for stored in source.states
+        for stored in point.states
     }
-    for part in tracked(cut_parts(source.history, source.checkpoint), part_sizes):
-        for state, changes in scan_part(source.store, part, source.checkpoint, list(found)):
+    for part in tracked(point.cut(), part_sizes):
+        for state, changes in scan_part(point.store, part, point.checkpoint, list(found)):
             found[state.name].add(changes)
             keep()
     return {
@@ -381,14 +382,14 @@ def _scanned_keys(source: Source, by_name: dict[str, StateStats], keep: Callable
 
 
 def _scanned_elements(
-    source: Source, by_name: dict[str, StateStats], keep: Callable[[], None]
+    point: LoggedPoint, by_name: dict[str, StateStats], keep: Callable[[], None]
 ) -> dict[str, StateStats]:
     """The states of an unkeyed operator with their elements, which are read; all subtasks have the same broadcasts."""
     counted = {name: [0, 0, 0] for name in by_name}
     # Without states the segments may be a query's stored output.
-    for place, segment in enumerate(source.checkpoint.segments if by_name else []):
-        sections = Snapshot(read_segment(source.store, segment), segment.name).sections
-        for stored in source.states:
+    for place, segment in enumerate(point.checkpoint.segments if by_name else []):
+        sections = Snapshot(read_segment(point.store, segment), segment.name).sections
+        for stored in point.states:
             section = sections.get(stored.name)
             if section is None or (stored.kind == OperatorStateMode.BROADCAST and place):
                 continue

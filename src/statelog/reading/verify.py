@@ -8,16 +8,16 @@ from pathlib import Path
 
 from statelog.clock import SystemClock
 from statelog.errors import CorruptionError, ErrorKind, StatelogError, StorageError
-from statelog.history.held_pin import is_retained
-from statelog.history.pins import Pin, standing_pins
+from statelog.history.footprint import stored_parts
+from statelog.history.pins import Pin, is_retained, standing_pins
 from statelog.history.query_history import read_history
 from statelog.local.restore import read_segment
 from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.progress import tracked
-from statelog.reading.kept import KeptCheckpoint, kept_checkpoints, stored_parts
-from statelog.reading.source import StoredQuery, find_log
+from statelog.reading.checkpoints import KeptPoint, StoredQuery
+from statelog.reading.open import find_log
 from statelog.storage import ObjectInfo
 
 
@@ -171,17 +171,17 @@ class _Check:
         self._pins = pins
         self.identity = identity
         self.uid = uid
-        self.kept: dict[bytes, KeptCheckpoint] = {}
+        self.kept: dict[bytes, KeptPoint] = {}
         """The checkpoints by token."""
         self.parts: dict[tuple[str, int], _Part] = {}
         self.damages: list[Damage] = []
 
     def run(self) -> None:
-        for one in kept_checkpoints(self._query, self.identity, self._pins, self._note_unread):
-            token = one.source.checkpoint.token
+        for one in self._query.kept(self.identity, self._pins, self._note_unread):
+            token = one.point.checkpoint.token
             self.kept[token] = one
-            has_states = bool(one.source.states)
-            for stored, is_snapshot in stored_parts(one.source):
+            is_snapshot, has_states = one.point.checkpoint.is_whole, bool(one.point.states)
+            for stored in stored_parts(one.point.history, one.point.batch):
                 part = self.parts.setdefault((stored.name, stored.offset), _Part(stored, is_snapshot, has_states))
                 part.users.add(token)
         checked = read_ahead(tracked([*self.parts.values()], _sizes), self._checked, read_threads(self._store))
@@ -234,14 +234,14 @@ class _Check:
         }
 
 
-def _batches(kept: Iterable[KeptCheckpoint]) -> set[int]:
+def _batches(kept: Iterable[KeptPoint]) -> set[int]:
     """The checkpoints that are read by their batch."""
-    return {one.source.checkpoint.batch for one in kept if one.source.is_on_line}
+    return {one.point.batch for one in kept if one.point.is_on_line}
 
 
-def _names(kept: Iterable[KeptCheckpoint]) -> set[str]:
+def _names(kept: Iterable[KeptPoint]) -> set[str]:
     """The pins of the other ones."""
-    return {info.name for one in kept if not one.source.is_on_line for info, _ in one.pins}
+    return {info.name for one in kept if not one.point.is_on_line for info, _ in one.pins}
 
 
 def _sizes(parts: Sequence[_Part]) -> list[int]:

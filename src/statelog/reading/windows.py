@@ -20,7 +20,7 @@ from statelog.errors import ProcessorError
 from statelog.history.window_settings import WindowKind, WindowResults, WindowSettings
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.operators.keyed.time_reader import entry_numbers
-from statelog.reading.source import StoredOperator
+from statelog.reading.point import Point
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.format import VALUE_COLUMN
 from statelog.runs.keys import KeyCodec
@@ -47,7 +47,7 @@ class WindowColumns:
 
     def __init__(
         self,
-        source: StoredOperator,
+        source: Point,
         stored: StateSchema,
         settings: WindowSettings,
         aggregates: StoredAggregates | None,
@@ -186,7 +186,7 @@ class WindowColumns:
             yield self._made(changes.take(pa.array(firsts[windows.owners])), bounds, held)
 
 
-def window_columns(source: StoredOperator, max_bytes: int = BUDGET.slice_bytes) -> WindowColumns | None:
+def window_columns(source: Point, max_bytes: int = BUDGET.slice_bytes) -> WindowColumns | None:
     """What makes rows of an operator's windows; None if it has none, or if its settings do not describe them.
 
     About `max_bytes` of accumulators are merged at once.

@@ -454,6 +454,7 @@ class RocksTable(StateTable):
             self._is_broken = True
             raise StorageError(
                 f"The RocksDB table in {self._folder} failed: {error}.",
+                kind=ErrorKind.LOCAL_DISK,
                 hint="Nothing is lost: it is made again from the local runs. Is the disk full, or failing?",
             ) from error
 

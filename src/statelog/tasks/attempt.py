@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,20 @@ from statelog.storage import Store
 from statelog.tables.open import MemoryTables
 
 _Reply = TypeVar("_Reply")
+
+
+@contextmanager
+def _named_disk(local: Path) -> Iterator[None]:
+    """Report an error of local files with its host; all others have types of their own where they occur."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"Host {socket.gethostname()} cannot keep local files in {local}: {error}.",
+            kind=ErrorKind.LOCAL_DISK,
+            hint="Free space on that disk or replace it, or choose another with Options(local_directory=...) or"
+            " SPARK_LOCAL_DIRS. No state is lost: local files are copies of what the store has.",
+        ) from error
 
 
 class WorkerMemory:
@@ -69,18 +84,18 @@ class Attempt:
     def local_in_use(self, local: Path) -> Iterator[None]:
         """Hold the local directory during the block, and then remove those that no subtask has used for long."""
         task = self.task
-        with in_use(local, task.batch), self._fenced_first():
+        with self._fenced_first(), _named_disk(local), in_use(local, task.batch):
             yield
         if is_turn_to_remove(task.batch, task.subtask, self.parallelism):
             remove_unused(local, task.batch)
 
     @contextmanager
     def _fenced_first(self) -> Iterator[None]:
-        """Report damage as FencedError if a newer start owns the location: it deletes what this one still reads."""
+        """Report lost files as FencedError if a newer start owns the location: it deletes what this one still reads."""
         try:
             yield
         except (CorruptionError, StorageError) as error:
-            if isinstance(error, CorruptionError) or error.kind is ErrorKind.OBJECT_MISSING:
+            if isinstance(error, CorruptionError) or error.kind in (ErrorKind.OBJECT_MISSING, ErrorKind.LOCAL_DISK):
                 try:
                     self.call(CheckOwner(self.task), b"")
                 except FencedError as fenced:

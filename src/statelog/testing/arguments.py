@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from statelog.convert.ddl import parse_ddl
+from statelog.convert.types import parse_schema
 from statelog.errors import ConfigurationError
 from statelog.runs.times import Watermark
-from statelog.spark.plan.checks import parse_schema
 
 
 @dataclass(frozen=True)

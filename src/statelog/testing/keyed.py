@@ -16,7 +16,7 @@ from statelog.convert.arrow import ArrowProcessor
 from statelog.convert.codecs import ArrowCodecs, FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
-from statelog.convert.types import key_schema
+from statelog.convert.types import key_schema, parse_output
 from statelog.coordinator.admission import OperatorConfig
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Settings
@@ -31,7 +31,7 @@ from statelog.runs.key_hashes import row_hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import Watermark
-from statelog.spark.plan.checks import checked_uid, parse_output, warn_of_deleted
+from statelog.spark.plan.checks import checked_uid, warn_of_deleted
 from statelog.spark.plan.declare import declare_keyed
 from statelog.spark.plan.keyed_plan import check_processor, own_event_time, result_event_time, time_domains
 from statelog.spark.worker.keyed_spec import NO_ROWS, KeyedSpec
@@ -42,8 +42,7 @@ from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.query import MicroBatches
 from statelog.testing.rows import ColumnReader, ColumnWriter
 from statelog.testing.state_view import StateView
-from statelog.windows.aggregated import AggregatedWindows
-from statelog.windows.operator import WindowOperator
+from statelog.windows.engine import Windows
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ class KeyedQuery:
 
 
 def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
-    if isinstance(processor, WindowOperator | AggregatedWindows | KeyedAggregates | Deduplicate):
+    if isinstance(processor, Windows | KeyedAggregates | Deduplicate):
         return processor.codecs
     if isinstance(processor, ArrowProcessor):
         return ArrowCodecs()

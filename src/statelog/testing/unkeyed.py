@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.convert.ddl import parse_ddl
+from statelog.convert.types import parse_output
 from statelog.coordinator.admission import OperatorConfig
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.history.operator_history import History
@@ -21,7 +22,7 @@ from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.options import Options
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.key_hashes import row_hashes
-from statelog.spark.plan.checks import checked_uid, parse_output
+from statelog.spark.plan.checks import checked_uid
 from statelog.spark.plan.declare import declare_unkeyed
 from statelog.spark.plan.unkeyed_plan import require_broadcast_method
 from statelog.spark.worker.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec

@@ -5,15 +5,14 @@ A user chooses windows (`assigners`) and a result: ready-made aggregates (`aggre
 below, that operator is a processor like any other: accumulators are its state and the ends of windows its timers, so
 checkpoints, restarts and rescaling need no code here.
 
-Ready-made aggregates are processors of columns: `aggregated_panes`, `aggregated_sessions` and `aggregated_counts` on
-the base in `aggregated`; the package `aggregates` merges panes. With the user's functions a batch passes so:
+One engine works on columns of many keys at once:
 
-1. `codec` and `panes` sort the rows of each key by time and cut them into groups, one per pane or session.
-2. `time`, `session` or `count`, on the base in `operator`, finds the state that a group belongs to. Rows whose windows
-   are all closed are late: they are dropped, or returned in a column of their own.
-3. `accumulators` adds the group, row by row. For a window processor the rows are stored as columns (`collected`).
-4. A timer fires when a window is complete. `merging` puts overlapping windows together from their panes,
-   `accumulators` makes the results, `codec` turns them into columns, and state that no window needs is deleted.
+1. `panes`, `sessions` and `counts`, on the base in `engine`, find the group that each row belongs to: a pane, a
+   session, a count window. Rows whose windows are all closed are late: they are dropped, or returned in a column.
+2. The `contents` of the windows add the rows to the stored accumulators of their groups: with kernels of `aggregates`,
+   or with the user's functions, row by row. For a window processor the rows themselves are stored (`rows`).
+3. A timer fires when a window is complete. The engine finds the windows that are due, merges overlapping ones from
+   their panes, and the contents make the output. State that no window needs is deleted.
 
 Words:
 

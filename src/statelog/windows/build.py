@@ -8,32 +8,25 @@ from typing import Any, Final, get_args
 
 from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
-from statelog.aggregates.accumulators import Accumulators, bind_aggregates, column_types, resolved, value_details
+from statelog.aggregates.accumulators import bind_aggregates, column_types, resolved, value_details
 from statelog.aggregates.functions import Aggregate, stored_type
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.python_values import exact_type
 from statelog.convert.times import TimeMode
-from statelog.convert.types import key_schema
+from statelog.convert.types import key_schema, parse_output, parse_schema
 from statelog.errors import ConfigurationError
 from statelog.history.settings import AGGREGATE, COLUMN_TYPE, LATENESS, VALUE_DETAIL
 from statelog.history.window_settings import WindowKind, WindowResults
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.values import AggregateFunction
-from statelog.spark.plan.checks import parse_output, parse_schema
-from statelog.windows.accumulators import Contents, Folded, Reduced
-from statelog.windows.aggregated import AggregatedWindows, WindowShape
-from statelog.windows.aggregated_counts import AggregatedCounts
-from statelog.windows.aggregated_panes import AggregatedPanes
-from statelog.windows.aggregated_sessions import AggregatedSessions
 from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, WindowAssigner
-from statelog.windows.codec import GivenRows, WindowCodecs
-from statelog.windows.collected import Collected
-from statelog.windows.count import CountWindowOperator
-from statelog.windows.operator import Clock, WindowOperator
-from statelog.windows.panes import Cut, PaneCut, SessionCut
+from statelog.windows.contents import Contents, Folded, Reduced, Sums
+from statelog.windows.counts import CountedWindows
+from statelog.windows.engine import Clock, Windows, WindowShape
+from statelog.windows.panes import TimeWindows
 from statelog.windows.processor import WindowProcessor
-from statelog.windows.session import SessionWindowOperator
-from statelog.windows.time import TimeWindowOperator
+from statelog.windows.rows import GivenRows, Rows
+from statelog.windows.sessions import Sessions
 
 Row = tuple[Any, ...]
 
@@ -42,7 +35,7 @@ Row = tuple[Any, ...]
 class WindowPlan:
     """A window operator, ready to be planned like any stateful processor."""
 
-    operator: WindowOperator | AggregatedWindows
+    operator: Windows
     output: StructType
     """The output columns."""
     time_mode: TimeMode
@@ -105,12 +98,8 @@ class WindowDefinition:
         details = value_details(aggregates, accumulators.result)
         settings |= {VALUE_DETAIL + name: detail for name, detail in details.items()}
         settings |= {COLUMN_TYPE + name: kind for name, kind in column_types(aggregates, self.schema).items()}
-        codecs = ColumnCodecs(
-            settings=settings, drops_late=False, completes_in_batch=True, adds_floats=accumulators.adds_floats
-        )
-        output = self._output(StructType([*self._window_fields, *_plain(accumulators.result).fields]))
-        shape = WindowShape(key_schema(self.schema[name] for name in self.keys), self._event_time, output)
-        return WindowPlan(self._aggregating(accumulators, shape, codecs), output, self.time_mode)
+        contents = Sums(accumulators, self._event_time is not None)
+        return self._plan(contents, self._with_window(accumulators.result), settings, accumulators.adds_floats)
 
     def folded(self, function: AggregateFunction[Any, Any], accumulator: Any, result_type: Any) -> WindowPlan:
         """Plan windows with the user's aggregate function."""
@@ -129,7 +118,8 @@ class WindowDefinition:
             )
         result = parse_schema(result_type, "result_type", self.parse)
         schema = parse_schema(accumulator, "accumulator_schema", self.parse)
-        return self._with_window(Folded(schema, function, result.names), result, WindowResults.AGGREGATE)
+        contents = Folded(schema, function, _plain(result), self.schema.names)
+        return self._plan(contents, self._with_window(result), self._settings(WindowResults.AGGREGATE))
 
     def reduced(
         self, function: Callable[[Row, Row], Row], value_schema: Any, value_of: Callable[[Any], Row] | None
@@ -141,22 +131,19 @@ class WindowDefinition:
                 hint="Pass reduce_function(one, other), and value_of(row) or nothing.",
             )
         value = parse_schema(value_schema, "value_schema", self.parse)
-        if value_of is not None:
-            return self._with_window(
-                Reduced(value, function, value_of, (), are_normal=False), value, WindowResults.REDUCE
-            )
-        unknown = [name for name in value.names if name not in self.schema.names]
+        unknown = [] if value_of else [name for name in value.names if name not in self.schema.names]
         if unknown:
             raise ConfigurationError(
                 f"reduce: value_schema names {unknown[0]!r}, which is no column of the input.",
                 hint=f"Pass value_of, or use the columns {', '.join(self.schema.names)}.",
             )
-        positions = tuple(self.schema.names.index(name) for name in value.names)
-        are_normal = all(
+        positions = () if value_of else tuple(self.schema.names.index(name) for name in value.names)
+        are_normal = value_of is None and all(
             field.dataType == self.schema[position].dataType and exact_type(field.dataType) is not None
             for field, position in zip(value, positions, strict=True)
         )
-        return self._with_window(Reduced(value, function, None, positions, are_normal), value, WindowResults.REDUCE)
+        contents = Reduced(value, function, value_of, positions, are_normal, self.schema.names)
+        return self._plan(contents, self._with_window(value), self._settings(WindowResults.REDUCE))
 
     def processed(self, processor: WindowProcessor, output_type: Any) -> WindowPlan:
         """Plan windows whose rows go to the user's processor."""
@@ -166,8 +153,9 @@ class WindowDefinition:
                 hint="Pass an object of a subclass of statelog.WindowProcessor, not the class.",
             )
         rows = StructType([StructField(field.name, stored_type(field.dataType)) for field in self.schema])
-        contents = Collected(processor, rows, GivenRows(_plain(self.schema), self.zone), self._overlap)
-        return self._plan(contents, parse_output(output_type, self.parse), [], WindowResults.PROCESS)
+        output = parse_output(output_type, self.parse)
+        contents = Rows(processor, rows, GivenRows(_plain(self.schema), self.zone), self._overlap, output)
+        return self._plan(contents, output, self._settings(WindowResults.PROCESS))
 
     # ---- Parts ----
 
@@ -205,11 +193,9 @@ class WindowDefinition:
         assert self.time_column is not None
         return EventTime(self.schema.names.index(self.time_column), drops_late=False)
 
-    def _with_window(self, contents: Contents, result: StructType, results: WindowResults) -> WindowPlan:
-        """Plan an operator that returns the grouping columns, the window's bounds, and the fields of the result."""
-        fields = self._window_fields
-        kept = list(range(len(self.keys), len(fields)))
-        return self._plan(contents, StructType([*fields, *_plain(result).fields]), kept, results)
+    def _with_window(self, result: StructType) -> StructType:
+        """The grouping columns, the window's bounds if there are any, and the fields of the result."""
+        return StructType([*self._window_fields, *_plain(result).fields])
 
     def _output(self, output: StructType) -> StructType:
         """The output columns, with that of late rows; raises ConfigurationError if two have one name."""
@@ -225,39 +211,28 @@ class WindowDefinition:
             )
         return output
 
-    def _plan(self, contents: Contents, output: StructType, kept: list[int], results: WindowResults) -> WindowPlan:
-        """`kept` are the output columns with values in stored form."""
+    def _plan(
+        self, contents: Contents, output: StructType, settings: dict[str, int | str], adds_floats: bool = False
+    ) -> WindowPlan:
         output = self._output(output)
-        codecs = WindowCodecs(
-            self._event_time, self._cut(), kept, self.late_column is not None, settings=self._settings(results)
+        clock = Clock(self.time_mode is TimeMode.EVENT_TIME, self.allowed_lateness_ms, self.late_column is not None)
+        keys = key_schema(self.schema[name] for name in self.keys)
+        shape = WindowShape(keys, self.zone, self.time_mode, self._event_time, output)
+        codecs = ColumnCodecs(
+            settings=settings,
+            drops_late=False,
+            completes_in_batch=True,
+            adds_floats=adds_floats,
+            makes_objects=not isinstance(contents, Sums),
         )
-        return WindowPlan(self._operator(contents, codecs), output, self.time_mode)
-
-    def _cut(self) -> Cut | None:
-        if self.time_mode is not TimeMode.EVENT_TIME or isinstance(self.windows, CountWindows):
-            return None
-        if isinstance(self.windows, SessionWindows):
-            return SessionCut(self.windows.gap_ms)
-        return PaneCut(self.windows.panes())
-
-    @property
-    def _clock(self) -> Clock:
-        return Clock(self.time_mode is TimeMode.EVENT_TIME, self.allowed_lateness_ms, self.late_column is not None)
-
-    def _aggregating(self, accumulators: Accumulators, shape: WindowShape, codecs: ColumnCodecs) -> AggregatedWindows:
+        operator: Windows
         if isinstance(self.windows, CountWindows):
-            return AggregatedCounts(self.windows.size, accumulators, self._clock, shape, codecs)
-        if isinstance(self.windows, SessionWindows):
-            return AggregatedSessions(self.windows.gap_ms, accumulators, self._clock, shape, codecs)
-        return AggregatedPanes(self.windows.panes(), accumulators, self._clock, shape, codecs)
-
-    def _operator(self, contents: Contents, codecs: WindowCodecs) -> WindowOperator:
-        clock = self._clock
-        if isinstance(self.windows, CountWindows):
-            return CountWindowOperator(self.windows.size, contents, clock, codecs)
-        if isinstance(self.windows, SessionWindows):
-            return SessionWindowOperator(self.windows.gap_ms, contents, clock, codecs)
-        return TimeWindowOperator(self.windows.panes(), contents, clock, codecs)
+            operator = CountedWindows(self.windows.size, contents, clock, shape, codecs)
+        elif isinstance(self.windows, SessionWindows):
+            operator = Sessions(self.windows.gap_ms, contents, clock, shape, codecs)
+        else:
+            operator = TimeWindows(self.windows.panes(), contents, clock, shape, codecs)
+        return WindowPlan(operator, output, self.time_mode)
 
 
 _TIMES: Final = (TimestampType, TimestampNTZType)

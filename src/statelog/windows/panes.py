@@ -1,179 +1,264 @@
-"""Cuts a batch's rows into groups for windows: by key, in order of time, a group per pane or session."""
+"""Tumbling and sliding windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.kernels import Columns
+from statelog.aggregates.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes
 from statelog.aggregates.pane_grid import Panes
-from statelog.aggregates.stored import stored_column
-from statelog.convert.input import RowInput
-from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.grouping import KeyChunk
+from statelog.convert.codecs import ColumnCodecs
+from statelog.history.window_settings import PANES_STATE
+from statelog.operators.keyed.columns import TimerColumns
+from statelog.operators.keyed.time_columns import TimeColumns, TimeRows
+from statelog.runs.byte_slices import BUDGET
+from statelog.windows.contents import Contents, Mask, TimedRows
+from statelog.windows.engine import ChunkKeys, Clock, Windows, WindowShape, WindowTimes, first_of_each, open_and_closed
+from statelog.windows.processor import WindowContext
 
-_US_PER_MS: Final = 1000
-_WITHOUT_TIME_MS: Final = 1 << 62
-"""The time of rows without one; it sorts them behind the other rows of their key."""
-_CHUNK_ROWS: Final = 65_536
-
-Row = tuple[Any, ...]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-
-@dataclass
-class BatchRows:
-    """Rows of several keys, sorted by key and time."""
-
-    columns: pa.RecordBatch
-    times_ms: Int64s | None
-    make_rows: Callable[[pa.RecordBatch], list[Any]]
-    """Makes rows as the user sees them."""
-    make_tuples: Callable[[list[pa.Array]], list[Row]]
-    """Makes tuples of columns, with the values that the user sees."""
-    _tuples: tuple[Sequence[int], list[Row]] = ((), [])
-
-    @cached_property
-    def rows(self) -> list[Any]:
-        """All rows."""
-        return self.make_rows(self.columns)
-
-    def tuples(self, positions: Sequence[int]) -> list[Row]:
-        """The values of some columns in all rows."""
-        if self._tuples[0] is not positions:
-            self._tuples = positions, self.make_tuples([self.columns.column(position) for position in positions])
-        return self._tuples[1]
-
-    @cached_property
-    def stored(self) -> list[pa.Array]:
-        """The columns in stored form."""
-        return [stored_column(column) for column in self.columns.columns]
+_Panes = tuple[Int64s, Int64s]
+"""The owners and the starts of panes."""
+_NONE: Final[_Panes] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-@dataclass(slots=True)
-class RowGroup:
-    """Rows of one key that belong to one pane or session, in order of time."""
-
-    batch: BatchRows
-    start: int
-    """The first of the rows in the batch; `end` is behind the last."""
-    end: int
-    first_ms: int | None
-    """The time of the first row, as `last_ms` is that of the last; None if the rows have no times."""
-    last_ms: int | None
-
-    def __len__(self) -> int:
-        return self.end - self.start
-
-    def rows(self) -> Iterator[Any]:
-        """The rows as the user sees them; those of a large batch are made while they are read."""
-        batch = self.batch
-        if batch.columns.num_rows <= _CHUNK_ROWS:
-            return iter(batch.rows[self.start : self.end])
-        return chain.from_iterable(map(batch.make_rows, self._chunks()))
-
-    def tuples(self, positions: Sequence[int]) -> Iterator[Row]:
-        """The values of some columns in the rows."""
-        batch = self.batch
-        if batch.columns.num_rows <= _CHUNK_ROWS:
-            return iter(batch.tuples(positions)[self.start : self.end])
-        chunks = ([rows.column(position) for position in positions] for rows in self._chunks())
-        return chain.from_iterable(map(batch.make_tuples, chunks))
-
-    def _chunks(self) -> Iterator[pa.RecordBatch]:
-        for first in range(self.start, self.end, _CHUNK_ROWS):
-            yield self.batch.columns.slice(first, min(_CHUNK_ROWS, self.end - first))
-
-    def part(self, start: int, end: int) -> RowGroup:
-        """A part of the rows, as a group without times."""
-        if (start, end) == (0, len(self)):
-            return self
-        return RowGroup(self.batch, self.start + start, self.start + end, None, None)
+def pane_field(grid: Panes) -> str:
+    """The name of the panes' start in the state's schema: it differs by grid, so that none is mistaken for another."""
+    return f"start_ms_step_{grid.step_ms}_at_{grid.offset_ms % grid.step_ms}"
 
 
-Cut = Callable[[Int64s, Int64s], Bools]
-"""Whether to cut between two times of successive rows of a key, pair by pair; the second is never the earlier one."""
+class TimeWindows(Windows):
+    """Keeps an accumulator per pane, and merges the panes of a window when the window is complete.
 
-
-@dataclass(frozen=True)
-class PaneCut:
-    """Cuts where a pane, or the gap between two panes, starts."""
-
-    panes: Panes
-
-    def __call__(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
-        is_cut: Bools = self._piece(before_ms) != self._piece(after_ms)
-        return is_cut
-
-    def _piece(self, times_ms: Int64s) -> Int64s:
-        """The number of each time's pane or gap: panes are even, the gaps behind them odd."""
-        panes = self.panes
-        pieces = (times_ms - panes.offset_ms) // panes.step_ms * 2
-        if panes.step_ms > panes.width_ms:
-            pieces += (times_ms - panes.offset_ms) % panes.step_ms >= panes.width_ms
-        return pieces
-
-
-@dataclass(frozen=True)
-class SessionCut:
-    """Cuts where successive rows are further apart than the gap."""
-
-    gap_ms: int
-
-    def __call__(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
-        is_cut: Bools = after_ms - before_ms > self.gap_ms
-        return is_cut
-
-
-class WindowInput(RowInput):
-    """Gives a window operator each key's rows as :class:`RowGroup` objects, in order of time.
-
-    Without an event time or a cut, a key's rows are one group in order of arrival.
+    A new pane has a timer for the next thing due for it: the end of a window that contains it, or its removal. Of the
+    new panes of a key in overlapping windows only the first that is due has one. The first timer of a key that fires in
+    a batch does everything due for the key, and registers the key's next timer. Only panes that are due are read.
     """
 
-    def __init__(self, columns: list[str], event_time: EventTime | None, cut: Cut | None) -> None:
-        super().__init__(columns)
-        self._event_time = event_time
-        self._cut = cut
+    def __init__(
+        self, panes: Panes, contents: Contents, clock: Clock, shape: WindowShape, codecs: ColumnCodecs
+    ) -> None:
+        super().__init__(contents, clock, shape, codecs)
+        self._grid = panes
+        self._merge = PaneMerge(panes, BUDGET.slice_bytes)
 
-    def by_key(self, window: KeyChunk) -> list[Iterator[RowGroup]]:
-        window = window.joined()
-        if self._event_time is None or self._cut is None:
-            batch = BatchRows(window.rows, None, self.rows, self.keys)
-            return [iter([RowGroup(batch, start, end, None, None)]) for start, end in pairwise(window.starts.tolist())]
-        return self._by_time(window, self._event_time, self._cut)
+    def _declare(self, handle: Any) -> None:
+        self._panes: TimeColumns = handle.getTimeColumns(
+            PANES_STATE, f"{pane_field(self._grid)} long", self._contents.schema
+        )
+        self._timers: TimerColumns = handle.timers
 
-    def _by_time(self, window: KeyChunk, event_time: EventTime, cut: Cut) -> list[Iterator[RowGroup]]:
-        rows = window.rows
-        times_us = event_time.times_us(rows)
-        times_ms: Int64s = times_us.fill_null(0).to_numpy() // _US_PER_MS
-        if times_us.null_count:
-            times_ms[times_us.is_null().to_numpy(zero_copy_only=False)] = _WITHOUT_TIME_MS
-        key_of = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
-        is_same_key = key_of[1:] == key_of[:-1]
-        if (is_same_key & (times_ms[1:] < times_ms[:-1])).any():
-            order = np.lexsort((times_ms, key_of))  # rows of one time stay in order of arrival
-            rows, times_ms = rows.take(pa.array(order)), times_ms[order]
-        starts_group = np.ones(len(times_ms), bool)
-        starts_group[1:] = ~is_same_key | cut(times_ms[:-1], times_ms[1:])
-        firsts = np.flatnonzero(starts_group)
-        starts = np.append(firsts, len(times_ms))
-        batch = BatchRows(rows, times_ms, self.rows, self.keys)
-        times = zip(times_ms[firsts].tolist(), times_ms[starts[1:] - 1].tolist(), strict=True)
-        groups = [
-            RowGroup(batch, start, end, first_ms, last_ms)
-            for (start, end), (first_ms, last_ms) in zip(pairwise(starts.tolist()), times, strict=True)
-        ]
-        if times_us.null_count:
-            for group in groups:
-                if group.first_ms == _WITHOUT_TIME_MS:
-                    group.first_ms = group.last_ms = None
-        ends_of_keys = np.searchsorted(key_of[firsts], np.arange(len(window.keys) + 1)).tolist()
-        return [iter(groups[start:end]) for start, end in pairwise(ends_of_keys)]
+    # ---- Rows ----
+
+    def _process(self, timed: TimedRows, keys: ChunkKeys, times: WindowTimes) -> Iterator[pa.RecordBatch]:
+        grid = self._grid
+        inside = (timed.times_ms - grid.offset_ms) % grid.step_ms
+        is_late = ~timed.has_time | (timed.times_ms - inside < grid.first_open(times.closed_before_ms))
+        is_between = inside >= grid.width_ms
+        yield from self._late(timed.take(is_late & ~(is_between & timed.has_time)))
+        rows = self._in_order(timed.take(~is_late & ~is_between))
+        starts = rows.times_ms - (rows.times_ms - grid.offset_ms) % grid.step_ms
+        groups = group_rows(rows.owners, starts, len(keys), grid.step_ms)
+        if len(groups):
+            self._add(groups, rows, keys, times)
+            if self._lateness_ms:
+                yield from self._updates(groups, keys, times)
+
+    def _add(self, groups: TimeGroups, rows: TimedRows, keys: ChunkKeys, times: WindowTimes) -> None:
+        """Add rows to their panes."""
+        owners = groups.owners[first_of_each(groups.owners)]
+        has_few = self._panes.few()[owners]
+        is_new = np.ones(len(groups), bool)
+        if has_few.all():
+            stored = self._panes.read(owners)
+            is_new = self._add_to(groups.owners, groups.times_ms, groups.index, rows, stored, keys)
+        else:
+            # The rows of some groups, which are together in this order.
+            order = np.argsort(groups.index, kind="stable")
+            bounds = np.searchsorted(groups.index[order], np.arange(len(groups) + 1))
+
+            def add_to(picked: Int64s, own: Int64s, index: Int64s, stored: TimeRows) -> None:
+                some = groups.owners[picked], groups.times_ms[picked]
+                is_new[picked] = self._add_to(*some, index, rows.take(own), stored, keys)
+
+            if has_few.any():
+                is_picked = np.isin(groups.owners, owners[has_few])
+                own = np.flatnonzero(is_picked[groups.index])
+                index = (np.cumsum(is_picked) - 1)[groups.index[own]]
+                add_to(np.flatnonzero(is_picked), own, index, self._panes.read(owners[has_few]))
+            for owner in owners[~has_few].tolist():
+                first, last = np.searchsorted(groups.owners, [owner, owner + 1]).tolist()
+                times_ms = groups.times_ms[first:last]
+                for stored in self._panes.pages(owner, int(times_ms[0]), int(times_ms[-1]) + 1):
+                    end = last - len(times_ms) + int(np.searchsorted(times_ms, stored.until_ms))
+                    if first < end:
+                        own = order[bounds[first] : bounds[end]]
+                        add_to(np.arange(first, end), own, groups.index[own] - first, stored)
+                    first = end
+        self._register(groups.owners[is_new], groups.times_ms[is_new], times.before_ms)
+
+    def _add_to(
+        self, owners: Int64s, starts: Int64s, index: Int64s, rows: TimedRows, stored: TimeRows, keys: ChunkKeys
+    ) -> Mask:
+        """Add rows to what is stored for their panes; returns which panes are new. `index` has the pane of each row."""
+        wanted, known = pair_codes(len(keys), (owners, starts), (stored.key_index, stored.times_ms))
+        places = np.searchsorted(known, wanted)
+        is_new = np.ones(len(owners), bool)
+        if len(known):
+            is_new = known[np.minimum(places, len(known) - 1)] != wanted
+        old = np.flatnonzero(~is_new)
+        before = stored.take(places[old]).values
+        held = self._contents.add(before, old, rows, Groups(index, len(owners)), keys.of(owners))
+        self._panes.put(TimeRows(owners, starts, held))
+        return is_new
+
+    def _register(self, owners: Int64s, panes: Int64s, after_ms: int) -> None:
+        """Register timers for the next thing that is due for panes after a time."""
+        due_ms, has_any = self._next_due(panes, after_ms)
+        owners, due_ms = owners[has_any], due_ms[has_any]
+        if not self._grid.are_windows and len(owners):
+            firsts = first_of_each(owners)
+            owners, due_ms = owners[firsts], np.minimum.reduceat(due_ms, firsts)
+        self._timers.register(owners, due_ms)
+
+    def _next_due(self, panes: Int64s, after_ms: int) -> tuple[Int64s, Mask]:
+        """The next time after `after_ms` when something is due for each pane, and whether there is any."""
+        last_ends = self._grid.last_end_of(panes)
+        is_over = last_ends <= after_ms
+        due_ms: Int64s = np.where(is_over, last_ends + self._lateness_ms, next_ends(self._grid, panes, after_ms))
+        has_any: Mask = ~is_over | (last_ends > self._closed_ms(after_ms))
+        return due_ms, has_any
+
+    def _updates(self, groups: TimeGroups, keys: ChunkKeys, times: WindowTimes) -> Iterator[pa.RecordBatch]:
+        """The windows with new rows that were complete in the batch before, and are not closed."""
+        size_ms = self._grid.size_ms
+        first_ms, last_ms = times.closed_before_ms + 1, times.before_ms
+        is_due = (next_ends(self._grid, groups.times_ms, first_ms - 1) <= last_ms) & (
+            self._grid.last_end_of(groups.times_ms) >= first_ms
+        )
+        touched = TimeRows(groups.owners[is_due], groups.times_ms[is_due], [])
+        owners = np.unique(touched.key_index)
+        if not len(owners):
+            return
+        has_few, from_ms = self._panes.few()[owners], np.full(len(keys), first_ms)
+        if has_few.any():
+            few = owners[has_few]
+            panes = self._panes.read(few, with_changes=True)
+            own = touched.take(np.isin(touched.key_index, few))
+            yield from self._windows([panes], own, from_ms, last_ms, keys, times.update)
+        for owner in owners[~has_few].tolist():
+            own = touched.take(np.arange(*np.searchsorted(touched.key_index, [owner, owner + 1])))
+            first = int(own.times_ms[0]) - size_ms
+            pages = self._panes.pages(owner, first, int(own.times_ms[-1]) + size_ms, with_changes=True)
+            yield from self._windows(pages, own, from_ms, last_ms, keys, times.update)
+
+    # ---- Timers ----
+
+    def _fire(self, due_ms: Int64s, keys: ChunkKeys, times: WindowTimes) -> Iterator[pa.RecordBatch]:
+        now_ms, size_ms, has_few = times.now_ms, self._grid.size_ms, self._panes.few()
+        if has_few.any():
+            stored = self._panes.read(np.flatnonzero(has_few))
+            is_due = (stored.times_ms >= due_ms[stored.key_index] - size_ms) & (stored.times_ms < now_ms)
+            yield from self._windows([stored.take(is_due)], None, due_ms, now_ms, keys, times.context)
+            self._close(stored, times)
+        for owner in np.flatnonzero(~has_few).tolist():
+            pages = self._panes.pages(owner, int(due_ms[owner]) - size_ms, now_ms)
+            yield from self._windows(pages, None, due_ms, now_ms, keys, times.context)
+            self._close_large(owner, times)
+
+    def _windows(
+        self,
+        pages: Iterable[TimeRows],
+        picked: TimeRows | None,
+        first_ms: Int64s,
+        last_ms: int,
+        keys: ChunkKeys,
+        context: WindowContext,
+    ) -> Iterator[pa.RecordBatch]:
+        """The windows that have one of the picked panes, or any, and end between two times; the first by key."""
+        contents = self._contents
+
+        def merge(held: Columns, groups: Groups, owners: Int64s) -> Columns:
+            return contents.merge(held, groups, keys.of(owners))
+
+        size_ms, carried = self._grid.size_ms, None
+        for page in pages:
+            panes = page if carried is None else carried.followed_by(page)
+            some = panes if picked is None else picked
+            known_ms = min(last_ms, page.until_ms)
+            opened = replace(panes, values=contents.opened(panes.values)) if contents.merges else panes
+            for windows in self._merge.windows(panes, some, first_ms[some.key_index], known_ms):
+                held = self._merge.merged(opened, windows, merge) if contents.merges else []
+                bounds = [windows.ends_ms - size_ms, windows.ends_ms]
+                yield from self._results(keys, windows.owners, held, bounds, context)
+            carried = panes.take(panes.times_ms > known_ms - size_ms)
+            first_ms = np.maximum(first_ms, known_ms + 1)  # more than one page is of a single key
+
+    def _close(self, stored: TimeRows, times: WindowTimes) -> None:
+        """Remove the panes that no open window needs, and register the next timer of each key; all panes are given."""
+        owners, panes, grid = stored.key_index, stored.times_ms, self._grid
+        if not len(owners):
+            return
+        is_open = panes >= grid.first_open(times.closed_now_ms)
+        emptied, is_removed = open_and_closed(stored, is_open)
+        self._panes.clear(emptied)
+        self._contents.clear(emptied)
+        self._remove(owners[is_removed], panes[is_removed])
+        oldest = _first_of_each(owners, panes, is_open)
+        coming = _NONE if grid.are_windows else _first_of_each(owners, panes, panes >= grid.first_open(times.now_ms))
+        self._schedule(oldest, coming, times.now_ms)
+
+    def _remove(self, owners: Int64s, panes: Int64s) -> None:
+        """Remove panes and their rows, by key and time; no earlier ones are open."""
+        self._panes.remove(owners, panes)
+        lasts = np.append(first_of_each(owners)[1:], len(owners))[: len(owners)] - 1
+        self._contents.remove(owners[lasts], panes[lasts] + self._grid.width_ms)
+
+    def _close_large(self, owner: int, times: WindowTimes) -> None:
+        """Do the same for a key with many panes, of which only the closed ones are read."""
+        grid, panes = self._grid, self._panes
+        first_open = grid.first_open(times.closed_now_ms)
+        closed = [page.times_ms for page in panes.pages(owner, end_ms=first_open)]
+        oldest = self._first_from(owner, first_open)
+        if not len(oldest[0]):
+            panes.clear(np.array([owner]))
+            self._contents.clear(np.array([owner]))
+            return
+        for times_ms in closed:
+            self._remove(np.full(len(times_ms), owner), times_ms)
+        coming = _NONE if grid.are_windows else self._first_from(owner, grid.first_open(times.now_ms))
+        self._schedule(oldest, coming, times.now_ms)
+
+    def _first_from(self, owner: int, start_ms: int) -> _Panes:
+        """The first pane of a key from a time on, if there is any."""
+        pages = (page for page in self._panes.pages(owner, start_ms) if len(page))
+        found = next(pages, None)
+        return _NONE if found is None else (np.array([owner]), found.times_ms[:1])
+
+    def _schedule(self, oldest: _Panes, coming: _Panes, now_ms: int) -> None:
+        """Register the timers that keys need besides those that their panes have had from the beginning.
+
+        Panes are closed one after the other, so a timer for the oldest one is enough for their removal. If windows do
+        not overlap, each has had a timer for its end; otherwise the next end is that of the first pane with one, the
+        coming one.
+        """
+        is_over = self._grid.last_end_of(oldest[1]) <= now_ms
+        owners = np.concatenate([oldest[0][is_over], coming[0]])
+        due_ms, has_any = self._next_due(np.concatenate([oldest[1][is_over], coming[1]]), now_ms)
+        owners, due_ms = owners[has_any], due_ms[has_any]
+        order = np.lexsort((due_ms, owners))
+        owners, due_ms = owners[order], due_ms[order]
+        firsts = first_of_each(owners)
+        self._timers.register(owners[firsts], due_ms[firsts])
+
+
+def _first_of_each(owners: Int64s, panes: Int64s, mask: Mask) -> _Panes:
+    """The first pane of each owner where the mask is set."""
+    owners, panes = owners[mask], panes[mask]
+    firsts = first_of_each(owners)
+    return owners[firsts], panes[firsts]

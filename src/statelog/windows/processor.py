@@ -56,13 +56,6 @@ class WindowContext:
     isUpdate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LateRow:
-    """An input row that is returned in the column of late rows."""
-
-    row: Any
-
-
 class WindowHandle:
     """Declares states in :meth:`WindowProcessor.init`; they belong to the key, and its windows share them.
 

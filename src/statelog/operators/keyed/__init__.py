@@ -10,8 +10,7 @@ A batch of a subtask:
    that ``grouping`` has sorted by key; ``column_caller`` once per chunk, with the key index that ``indexing`` finds.
 3. The processor got its states from ``handle``. Key by key they are ``values``, ``collections`` and ``timers``, and the
    ``cursor`` has the current key; in columns they are ``columns``. They read the table for the whole chunk. Windows use
-   map states by time: ``timeline``, ``timed_rows`` and, in columns, ``time_columns``, which read between two times with
-   ``time_reader``.
+   map states by time: ``time_columns``, which read large keys in pages with ``time_reader``.
 4. ``outputs`` takes rows while a processor yields them, and encodes them in chunks.
 5. At the end of a chunk the states flush: ``changes`` collects their writes as columns, in the order of a run.
 6. After the rows the due timers fire, in a phase of their own: first the changes so far become part of the table.

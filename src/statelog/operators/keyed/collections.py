@@ -8,15 +8,23 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
-from statelog.operators.keyed.values import MISSING, KeyedState, Row
+from statelog.operators.keyed.operator import StateBinding
+from statelog.operators.keyed.values import (
+    MISSING,
+    AggregatingState,
+    KeyedState,
+    ReducingState,
+    Row,
+    ValueState,
+)
 from statelog.runs.format import Operation
 from statelog.runs.keys import MapKeyCodec
-from statelog.runs.schema import StateDescriptor
+from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.times import Ttl
 from statelog.runs.values import RowCodec
 from statelog.shown import shown_value
@@ -332,3 +340,19 @@ class MapState(_CollectionState):
                 puts = puts[reached:]
                 made.hand_on()
         return puts
+
+
+_WITHOUT_MAP_KEYS: Final[dict[StateKind, type[ValueState | ReducingState | AggregatingState | ListState]]] = {
+    StateKind.VALUE: ValueState,
+    StateKind.REDUCING: ReducingState,
+    StateKind.AGGREGATING: AggregatingState,
+    StateKind.LIST: ListState,
+}
+
+
+def make_row_state(cursor: KeyCursor, binding: StateBinding) -> KeyedState:
+    """The state of rows of a binding."""
+    descriptor, codec, ttl = binding.descriptor, binding.codec, binding.ttl
+    if binding.entry_codec is not None:
+        return MapState(cursor, descriptor, codec, binding.entry_codec, binding.to_row, ttl)
+    return _WITHOUT_MAP_KEYS[descriptor.kind](cursor, descriptor, codec, ttl)

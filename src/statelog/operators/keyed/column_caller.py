@@ -39,6 +39,16 @@ class DueTimers:
     times_ms: npt.NDArray[np.int64]
 
 
+class KeyFailure(Exception):
+    """An error in a function that a processor calls for one key."""
+
+    def __init__(self, method: str, key: object, error: Exception) -> None:
+        super().__init__(method, key)
+        self.method = method
+        self.key = key
+        self.error = error
+
+
 class ColumnProcessor(Protocol):
     """The methods that a subtask calls with columns.
 
@@ -68,7 +78,13 @@ class ColumnCaller(Caller):
     timers: TimerColumns | None
 
     def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch) -> None:
-        super().__init__(operator, table, context, stopwatch, operator.budget.column_keys)
+        super().__init__(
+            operator,
+            table,
+            context,
+            stopwatch,
+            operator.budget.window_keys if operator.makes_objects else operator.budget.column_keys,
+        )
         self._processor: ColumnProcessor = operator.processor
         self.states = {binding.name: make_state(self._cursor, binding) for binding in self._bindings}
         self.timers = None if operator.timer_domain is None else TimerColumns(self._cursor, operator.timer_domain)
@@ -159,6 +175,8 @@ class ColumnCaller(Caller):
                 if output_event_time is not None:
                     output_event_time.require_on_time(rows, self._context.moment.late_watermark_ms)
                 yield from cut_rows(rows, self._budget.slice_bytes)
+        except KeyFailure as failure:
+            raise self.failure(failure.error, failure.method, failure.key) from failure.error
         except Exception as error:
             raise self.failure(error, method) from error
 

@@ -6,7 +6,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,12 @@ from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import KeyCursor
 from statelog.operators.keyed.operator import StateBinding
 from statelog.operators.keyed.timers import timer_descriptor
-from statelog.runs.byte_slices import Positions
+from statelog.runs.byte_slices import Budget, Positions
 from statelog.runs.format import Operation
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import TimeDomain
 
-_S = TypeVar("_S", bound="ColumnState")
 Columns = list[pa.Array]
 Mask = npt.NDArray[np.bool_]
 
@@ -65,7 +64,7 @@ class ColumnState(ABC):
         self._ttl = binding.ttl
         self._renews = binding.ttl is not None and binding.ttl.renew_on_read
 
-    def used_as(self, kind: Callable[[KeyCursor, StateBinding], _S]) -> _S:
+    def used_as(self, kind: Callable[[KeyCursor, StateBinding], Any]) -> Any:
         """Another handle of the same state, which takes the place of this one."""
         return kind(self._cursor, self._binding)
 
@@ -76,6 +75,15 @@ class ColumnState(ABC):
     @abstractmethod
     def flush(self, changes: ChangeBuffer) -> None:
         """Add the changes of the key chunk to those of the batch."""
+
+    def visit(self, position: int) -> None:
+        """Make a key of the chunk the current one, for states of rows."""
+        self._cursor.position = position
+
+    @property
+    def budget(self) -> Budget:
+        """How much data is worked on at once."""
+        return self._cursor.budget
 
     def _expiry(self, positions: Positions) -> pa.Array | None:
         return None if self._ttl is None else self._cursor.expiry_column(self._ttl, positions)
@@ -367,14 +375,17 @@ class TimerColumns:
         self._written.append((np.asarray(key_index, np.int64), np.asarray(times_ms, np.int64), operation))
 
 
-def newest_by_time(key_index: Positions, times_ms: npt.NDArray[np.int64]) -> Positions | None:
-    """The order of rows by key and time, of rows of one key and time the last alone; None if that is their own."""
-    key_steps, time_steps = np.diff(key_index), np.diff(times_ms)
-    if ((key_steps > 0) | ((key_steps == 0) & (time_steps > 0))).all():
+def newest_by_time(key_index: Positions, *numbers: npt.NDArray[np.int64]) -> Positions | None:
+    """The order of rows by key, time and perhaps ordinal, of equal rows the last alone; None if that is their own."""
+    own = [key_index, *numbers]
+    ascends = np.zeros(max(0, len(key_index) - 1), bool)
+    for column in reversed(own):
+        ascends = (column[1:] > column[:-1]) | ((column[1:] == column[:-1]) & ascends)
+    if ascends.all():
         return None
-    order = np.lexsort((times_ms, key_index))
+    order = np.lexsort(own[::-1])
     is_last = np.ones(len(order), bool)
-    is_last[:-1] = (np.diff(key_index[order]) != 0) | (np.diff(times_ms[order]) != 0)
+    is_last[:-1] = np.any([np.diff(column[order]) != 0 for column in own], axis=0)
     return order[is_last]
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from statelog.durations import Duration
 from statelog.errors import ErrorKind, ProcessorError
-from statelog.operators.keyed.collections import ListState, MapState
-from statelog.operators.keyed.columns import ColumnState
+from statelog.operators.keyed.collections import ListState, MapState, make_row_state
 from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.time_columns import TimeColumns
-from statelog.operators.keyed.timed_rows import MakeRows, TimedRows
-from statelog.operators.keyed.timeline import Timeline
 from statelog.operators.keyed.timers import Timers
 from statelog.operators.keyed.values import (
     AggregateFunction,
     AggregatingState,
-    KeyedState,
     ReadyMade,
     ReducingState,
     Row,
@@ -25,8 +21,6 @@ from statelog.operators.keyed.values import (
 )
 from statelog.runs.schema import StateKind
 from statelog.runs.times import Ttl
-
-_S = TypeVar("_S", bound=KeyedState | ColumnState)
 
 _NAMES: Final = {
     StateKind.VALUE: "ValueState",
@@ -54,6 +48,8 @@ class ProcessorHandle:
         self.late_rows = 0
         """Number of rows that were too late for the processor."""
         self.closed_ms = closed_ms
+        self.declares_by_key = False
+        """Whether a processor of columns declares states that it uses key by key."""
         self._states = states
         self.timers = timers
         """Their columns, if the processor takes columns."""
@@ -107,24 +103,11 @@ class ProcessorHandle:
         state.bind(aggregate_function)
         return state
 
-    def getTimeline(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Timeline:
-        """The map state of this name by time; its map keys have one field, a long."""
-        return self._used_as(stateName, Timeline)
-
     def getTimeColumns(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> TimeColumns:
-        """The map state of this name by time, as columns; its map keys have one field, a long."""
-        return self._used_as(stateName, TimeColumns)
-
-    def getTimedRows(
-        self, stateName: str, userKeySchema: Any, valueSchema: Any, makeRows: MakeRows, areShared: bool
-    ) -> TimedRows:
-        """The map state of this name as rows by time; its map keys have two fields, a time and an ordinal, longs.
-
-        The last two arguments are those of :meth:`TimedRows.bind`.
-        """
-        rows = self._used_as(stateName, TimedRows)
-        rows.bind(makeRows, are_shared=areShared)
-        return rows
+        """The map state of this name by time, as columns; its map keys have one field, a long, or also an ordinal."""
+        self._declared(stateName, StateKind.MAP)
+        columns: TimeColumns = self._used_as(stateName, TimeColumns)
+        return columns
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Ask for a call of handleExpiredTimer for the current key; the same time asked for twice is one timer."""
@@ -164,10 +147,8 @@ class ProcessorHandle:
         found: Timers = self.timers
         return found
 
-    def _used_as(self, name: str, kind: type[_S]) -> _S:
-        declared: Any = self._declared(name, StateKind.MAP)
-        state: _S = declared.used_as(kind)
-        self._states[name] = state
+    def _used_as(self, name: str, kind: Callable[..., Any]) -> Any:
+        state = self._states[name] = self._states[name].used_as(kind)
         state.open()
         return state
 
@@ -181,4 +162,4 @@ class ProcessorHandle:
                 kind=ErrorKind.STATE_USAGE,
                 hint="init() must declare the same states every time, and states can be declared only there.",
             )
-        return self._states[name]
+        return self._used_as(name, make_row_state) if self.declares_by_key else self._states[name]

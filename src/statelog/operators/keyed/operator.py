@@ -136,6 +136,8 @@ class KeyedOperator:
     initial: KeyedInput | None = None
     takes_columns: bool = False
     """Whether the processor is called with the columns of many keys; otherwise it is called key by key."""
+    makes_objects: bool = False
+    """Whether a processor of columns makes Python objects of them, and so takes fewer keys at once."""
     adds_floats: bool = False
     """Whether the last digits of results depend on the order of the rows, so that attempts may differ."""
     budget: Budget = BUDGET

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.caller import Caller, operator_named
-from statelog.operators.keyed.collections import ListState, MapState
-from statelog.operators.keyed.cursor import KeyCursor
+from statelog.operators.keyed.collections import make_row_state
 from statelog.operators.keyed.grouping import KeyChunk, key_chunks
-from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOperator, KeyedRows, StateBinding
+from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOperator, KeyedRows
 from statelog.operators.keyed.outputs import Outputs, rare_garbage_collection
 from statelog.operators.keyed.timers import Timers, key_stretches
-from statelog.operators.keyed.values import AggregatingState, KeyedState, ReducingState, ValueState
 from statelog.runs.byte_slices import to_batches
 from statelog.runs.key_columns import differs_from_previous
-from statelog.runs.schema import StateKind
 from statelog.shown import shown_key
 from statelog.stopwatch import Stopwatch
 from statelog.tables.table import KeyBatch, StateTable, TimerRows
-
-_WITHOUT_MAP_KEYS: Final[dict[StateKind, type[ValueState | ReducingState | AggregatingState | ListState]]] = {
-    StateKind.VALUE: ValueState,
-    StateKind.REDUCING: ReducingState,
-    StateKind.AGGREGATING: AggregatingState,
-    StateKind.LIST: ListState,
-}
 
 Key = tuple[Any, ...]
 
@@ -40,7 +30,7 @@ class RowCaller(Caller):
     def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch) -> None:
         super().__init__(operator, table, context, stopwatch, operator.budget.window_keys)
         self._outputs = Outputs(operator.output, operator.budget)
-        self.states = {binding.name: _make_state(self._cursor, binding) for binding in self._bindings}
+        self.states = {binding.name: make_row_state(self._cursor, binding) for binding in self._bindings}
         self.timers = None if operator.timer_domain is None else Timers(self._cursor, operator.timer_domain)
         self._timer_values = operator.timer_values(context.moment)
         self.open_states()
@@ -150,15 +140,13 @@ class RowCaller(Caller):
         fire, timer_values, info = operator.processor.handleExpiredTimer, self._timer_values, operator.expired_timer
 
         def calls() -> Iterator[Iterable[Any]]:
-            skipped_until = timers.skipped_until
             for position, time_ms in zip(key_of[order].tolist(), times[order].tolist(), strict=True):
                 cursor.position = position
                 if timers.was_deleted(time_ms):
                     continue
-                if position not in skipped_until or time_ms > skipped_until[position]:
-                    fired.append(position)
-                    outputs.starts.append(len(outputs.taken))
-                    yield fire(keys[position], timer_values, info(time_ms))
+                fired.append(position)
+                outputs.starts.append(len(outputs.taken))
+                yield fire(keys[position], timer_values, info(time_ms))
                 timers.note_fired(time_ms)
 
         outputs.begin(calls(), lambda call: f"key {shown_key(keys[fired[call]])}", fire)
@@ -207,10 +195,3 @@ def _newest_ms(event_time: EventTime, window: KeyChunk) -> list[int | None]:
     for rows in window.more:
         newest += event_time.newest_ms(rows, np.array([0, len(rows)]))
     return [max((at for at in newest if at is not None), default=None)]
-
-
-def _make_state(cursor: KeyCursor, binding: StateBinding) -> KeyedState:
-    descriptor, codec, ttl = binding.descriptor, binding.codec, binding.ttl
-    if binding.entry_codec is not None:
-        return MapState(cursor, descriptor, codec, binding.entry_codec, binding.to_row, ttl)
-    return _WITHOUT_MAP_KEYS[descriptor.kind](cursor, descriptor, codec, ttl)

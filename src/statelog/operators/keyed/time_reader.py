@@ -1,25 +1,18 @@
-"""Reads the stored entries of a key chunk in order of their times, for states whose map keys begin with a time.
-
-Keys with few entries are read together, in the order in which they are visited. Entries of other keys are read in
-pages, from the first time that is asked for.
-"""
+"""Entry keys that begin with a time, and pages of the entries of one key in their order."""
 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.operators.keyed.cursor import KeyCursor
 from statelog.runs.byte_slices import Budget, Positions
-from statelog.runs.schema import StateDescriptor
 from statelog.tables.table import EntryCounts, EntryPage, EntryRange, EntryRows, KeyEntries
 
 FIRST_MS: Final = -(1 << 63)
@@ -52,8 +45,6 @@ class Loaded(Protocol):
 _L = TypeVar("_L", bound=Loaded)
 Part = tuple[_L, int, int]
 """Successive entries: those from the second up to, not including, the third."""
-
-_UNKNOWN: Final[Any] = object()
 
 
 def time_entry(time_ms: int) -> bytes:
@@ -92,110 +83,6 @@ def have_few(counts: EntryCounts, budget: Budget) -> npt.NDArray[np.bool_]:
     """Which keys have so few entries that they are read together with those of other keys."""
     most, max_bytes = budget.prefetch_entries // _FEW_OF_FETCH, budget.slice_bytes // _PARTS_OF_SLICE
     return (counts.entries <= most) & (counts.size_bytes <= max_bytes)
-
-
-class TimeReader(Generic[_L]):
-    """The stored entries of the current key and of those visited next; `decode` makes the form that it gives them in.
-
-    It is made anew for each key chunk.
-    """
-
-    def __init__(self, cursor: KeyCursor, state: StateDescriptor, decode: Callable[[EntryRows], _L]) -> None:
-        self._cursor = cursor
-        self._state = state
-        self._decode = decode
-        self._counts: EntryCounts | None = None
-        self._has_few: npt.NDArray[np.bool_] = np.zeros(0, bool)
-        self._visited = 0
-        self._places: dict[int, Part[_L] | None] = {}
-        self._large: LargeKey[_L] | None = None
-        self._large_position = -1
-
-    def few(self) -> Part[_L] | None:
-        """The current key's entries, if they are few; an empty part may be one of anything."""
-        # This runs for every access, so the common case is written out.
-        position = self._cursor.position
-        part = self._places.get(position, _UNKNOWN)
-        return self._found(position) if part is _UNKNOWN else part
-
-    def parts(self, first_ms: int, end_ms: int) -> Iterable[Part[_L]]:
-        """The current key's entries from one time up to, not including, another, in order."""
-        few = self.few()
-        if few is None:
-            return self._large_key().parts(first_ms, end_ms)
-        loaded, first, end = few
-        first = bisect_left(loaded.times, first_ms, first, end)
-        end = bisect_left(loaded.times, end_ms, first, end)
-        return ((loaded, first, end),) if first < end else ()
-
-    def last_until(self, time_ms: int) -> tuple[_L, int] | None:
-        """The current key's last entry up to a time, itself included: where it is; None if there is none."""
-        few = self.few()
-        if few is None:
-            return self._large_key().last_until(time_ms)
-        loaded, first, end = few
-        index = bisect_right(loaded.times, time_ms, first, end) - 1
-        return (loaded, index) if index >= first else None
-
-    def is_known_empty(self, position: int) -> bool:
-        """Whether a key has no stored entry; False also if its entries were not counted yet."""
-        return self._counts is not None and not self._counts.entries[position]
-
-    def _found(self, position: int) -> Part[_L] | None:
-        """Find the current key's entries, if they are few; else note that they are not."""
-        self._cursor.require(self._state.name)
-        counts, budget = self._counts, self._cursor.budget
-        if counts is None:
-            counts = self._counts = self._cursor.table_of(self._state).count_entries(self._state, self._cursor.keys)
-            self._has_few = have_few(counts, budget)
-        if self._has_few[position]:
-            self._load(counts)
-        else:
-            self._places[position] = None
-        return self._places[position]
-
-    def _load(self, counts: EntryCounts) -> None:
-        """Load the entries of the current key, and of the keys with few entries that are visited next."""
-        budget = self._cursor.budget
-        next_ones = self._upcoming()
-        next_ones = next_ones[self._has_few[next_ones]]
-        fitting = min(
-            int(np.searchsorted(np.cumsum(each[next_ones]), most, "right"))
-            for each, most in (
-                (counts.entries, budget.prefetch_entries),
-                (counts.size_bytes, budget.slice_bytes // _PARTS_OF_SLICE),
-            )
-        )
-        picked = np.sort(next_ones[: max(1, fitting)])
-        keys = self._cursor.keys.take(picked if counts.entries[picked].any() else picked[:0])
-        found = self._cursor.table_of(self._state).entries(self._state, keys)
-        self._cursor.loaded_bytes += found.entries.nbytes + found.values.nbytes
-        starts = np.searchsorted(found.positions, np.arange(len(picked) + 1)).tolist()
-        loaded = self._decode(found)
-        parts = [(loaded, start, end) for start, end in pairwise(starts)]
-        self._places = dict(zip(picked.tolist(), parts, strict=True))
-
-    def _upcoming(self) -> Positions:
-        """The positions that are visited from now on, each once; the current one is the first."""
-        position, visits = self._cursor.position, self._cursor.visits
-        if visits is None:
-            return np.arange(position, len(self._cursor.keys))
-        found = np.flatnonzero(visits[self._visited :] == position)
-        if not len(found):
-            return np.array([position])
-        self._visited += int(found[0])
-        _, firsts = np.unique(visits[self._visited :], return_index=True)
-        upcoming: Positions = visits[self._visited :][np.sort(firsts)]
-        return upcoming
-
-    def _large_key(self) -> LargeKey[_L]:
-        position, keys = self._cursor.position, self._cursor.keys
-        if self._large is None or self._large_position != position:
-            table, key = self._cursor.table_of(self._state), keys.keys[position].as_py()
-            entries = table.entries_of(self._state, int(keys.hashes[position]), key)
-            self._large = LargeKey(entries, self._decode, self._cursor.budget)
-            self._large_position = position
-        return self._large
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,6 @@ class Timers:
         """Start on a new key chunk: forget everything read and written so far."""
         self._stored = EntryWindow(self._cursor, self.state, self._codec)
         self._writes: defaultdict[int, dict[bytes, bool]] = defaultdict(dict)
-        self.skipped_until: dict[int, int] = {}
-        """The time up to which due timers of a key count as fired, by the position of the key."""
 
     def register(self, time_ms: int) -> None:
         """Register a timer; the same time registered twice is one timer."""
@@ -61,10 +59,6 @@ class Timers:
         """Delete a timer; nothing happens if there is none."""
         entry = self._entry(time_ms)
         self._writes[self._cursor.require("A timer")][entry] = False
-
-    def skip_due(self, until_ms: int) -> None:
-        """Let the current key's due timers up to a time count as fired, although they have not."""
-        self.skipped_until[self._cursor.require("A timer")] = until_ms
 
     def was_deleted(self, time_ms: int) -> bool:
         """Whether a due timer was deleted since the key chunk began."""

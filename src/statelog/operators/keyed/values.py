@@ -21,9 +21,6 @@ MISSING: Final[Any] = object()
 """Stands for a key that was not written; None stands for a removed value."""
 
 
-_S = TypeVar("_S", bound="KeyedState")
-
-
 class KeyedState(ABC):
     """A state of the cursor's current key."""
 
@@ -33,10 +30,6 @@ class KeyedState(ABC):
         self._codec = codec
         self._ttl = ttl
         self._renews = ttl is not None and ttl.renew_on_read
-
-    def used_as(self, kind: Callable[..., _S]) -> _S:
-        """Another handle of the same state, which takes the place of this one."""
-        return kind(self._cursor, self._state, self._codec)
 
     @abstractmethod
     def open(self) -> None:

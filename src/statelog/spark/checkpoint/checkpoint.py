@@ -10,8 +10,8 @@ from functools import partial
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
-from statelog.reading.manifest import Manifest, SavedFile, read_saved, store_saved
-from statelog.reading.source import SPARK_METADATA
+from statelog.reading.open import SPARK_METADATA
+from statelog.reading.savepoint import Manifest, SavedFile, read_saved, store_saved
 from statelog.spark.checkpoint.files import SparkFiles
 from statelog.spark.checkpoint.logs import BatchOffsets, file_log_until, is_file_log_entry
 from statelog.storage import Store

@@ -6,12 +6,10 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DataType, StructType
 
-from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind
 from statelog.numbers import checked_whole
 from statelog.options import Options
@@ -22,8 +20,6 @@ from statelog.spark.driver.interpreter import check_interpreter
 from statelog.spark.plan.states import KeyedStateDeclaration
 from statelog.storage import open_store
 from statelog.storage.open import absolute
-
-Parse = Callable[[str], DataType]
 
 _DEFAULT_UID = "main"
 _OUTPUT_MODES = ("append", "update", "complete")
@@ -146,31 +142,3 @@ def is_ansi(session: SparkSession) -> bool:
 def is_case_sensitive(session: SparkSession) -> bool:
     """Whether a session tells names of columns apart by case."""
     return str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
-
-
-def parse_schema(
-    schema: object, subject: str, parse: Parse = DataType.fromDDL, *, may_be_empty: bool = False
-) -> StructType:
-    """A schema argument, a DDL text or a StructType, as a StructType; `subject` names it in messages.
-
-    `parse` reads DDL; the default is Spark's parser, which needs a session.
-    """
-    try:
-        parsed = parse(schema) if isinstance(schema, str) else schema
-    except Exception as error:
-        raise ConfigurationError(
-            f"{subject} {schema!r} cannot be parsed: {str(error).splitlines()[0].rstrip('.')}.",
-            hint="Write it like 'user string, count long'.",
-        ) from error
-    if not isinstance(parsed, StructType) or not (len(parsed) or may_be_empty):
-        needs = "" if may_be_empty else " with at least one field"
-        raise ConfigurationError(f"{subject} is {schema!r}.", hint=f"It must be a StructType{needs}, or a DDL text.")
-    return parsed
-
-
-def parse_output(schema: object, parse: Parse = DataType.fromDDL) -> StructType:
-    """The output type as a StructType; refuses types that are not supported."""
-    parsed = parse_schema(schema, "outputStructType", parse, may_be_empty=True)
-    for field in parsed:
-        arrow_type(field.dataType, f"output column '{field.name}'")
-    return parsed

@@ -11,13 +11,13 @@ from pyspark.sql.types import DataType, StructType
 
 from statelog.aggregates.functions import Aggregate
 from statelog.aggregates.state_schemas import require_aggregating, require_reducing
+from statelog.convert.types import Parse, parse_schema
 from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.runs.schema import StateKind, StateLife, TimeDomain
 from statelog.runs.times import LAST_MS, Ttl
-from statelog.spark.plan.checks import Parse, parse_schema
 from statelog.spark.plan.states import KeyedStateDeclaration, UnkeyedStateDeclaration
 
 _NAME_LENGTH: Final = 200
@@ -177,6 +177,7 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         super().__init__(uid, parse)
         self.deleted: dict[str, None] = {}
         self.timers = None
+        self.declares_by_key = False
         self._domains = domains
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: Duration | Ttl | None = None) -> Any:
@@ -190,12 +191,7 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
     ) -> Any:
         return self._declare(stateName, StateKind.MAP, ttlDurationMs, valueSchema, userKeySchema)
 
-    def getTimeline(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Any:
-        return self.getMapState(stateName, userKeySchema, valueSchema)
-
-    getTimeColumns = getTimeline
-
-    def getTimedRows(self, stateName: str, userKeySchema: Any, valueSchema: Any, makeRows: Any, areShared: bool) -> Any:
+    def getTimeColumns(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Any:
         return self.getMapState(stateName, userKeySchema, valueSchema)
 
     def getReducingState(

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from statelog.convert.types import parse_output
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
@@ -24,7 +25,6 @@ from statelog.spark.plan.checks import (
     checked_parallelism,
     checked_uid,
     new_instance,
-    parse_output,
 )
 from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.spark.plan.placement import make_placement

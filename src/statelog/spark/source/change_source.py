@@ -14,8 +14,9 @@ from statelog.history.restore_plan import RestorePlan
 from statelog.log.open import open_location
 from statelog.reading.change_columns import ChangeColumns
 from statelog.reading.changes import SubtaskChanges, change_table, changed_rows
-from statelog.reading.consumer import ChangeConsumer, Position, open_consumer
-from statelog.reading.source import Source
+from statelog.reading.checkpoints import LoggedPoint
+from statelog.reading.consumer import ChangeConsumer, Position
+from statelog.reading.open import open_logged
 from statelog.reading.states import chosen_columns, shown_name
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 from statelog.spark.source.newer_streaming import ReadMaxBytes, SupportsTriggerAvailableNow
@@ -28,10 +29,10 @@ Offset = dict[str, Any]
 """A :class:`Position`, as Spark stores it."""
 
 
-def change_columns(source: Source, options: SourceOptions) -> pa.Schema:
+def change_columns(point: LoggedPoint, options: SourceOptions) -> pa.Schema:
     """The columns of a state's changes that a user has chosen; raises the errors of :func:`change_table`."""
-    stored, table = change_table(source, options.state, with_before=options.with_before)
-    return chosen_columns(table.schema, options.columns, f"State '{shown_name(stored)}' of {source.name}")
+    stored, table = change_table(point, options.state, with_before=options.with_before)
+    return chosen_columns(table.schema, options.columns, f"State '{shown_name(stored)}' of {point.name}")
 
 
 @dataclass
@@ -93,12 +94,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:  # a restarted query says where it was, and may repeat what it has read up to there
             return []
         consumer = self._opened()
-        source, since = consumer.source, Position(**start)
+        point, since = consumer.point, Position(**start)
         changes = consumer.changes(since, self._end)
         before = consumer.states(since, len(changes)) if consumer.table.with_before else [None] * len(changes)
-        key_schema = source.checkpoint.key_schema
         return [
-            _Partition(source.location, key_schema, consumer.state, *own) for own in zip(changes, before, strict=True)
+            _Partition(point.location, point.key_schema, consumer.state, *own)
+            for own in zip(changes, before, strict=True)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -122,9 +123,9 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The consumer; made when it is needed, as the copy that goes to the tasks needs none."""
         if self._consumer is None:
             options = self._options
-            self._consumer = open_consumer(
+            self._consumer = ChangeConsumer(
                 options.location,
-                options.uid,
+                open_logged(options.location, options.uid, None),
                 options.state,
                 pin_s=options.pin_s,
                 max_bytes=options.max_pin_bytes,

@@ -16,7 +16,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.errors import PinExpiredError, StateMissingError
-from statelog.history.held_pin import HeldPin
+from statelog.history.pins import HeldPin
+from statelog.reading.checkpoints import LoggedPoint
 from statelog.reading.listing import (
     CheckpointInfo,
     OperatorInfo,
@@ -25,10 +26,10 @@ from statelog.reading.listing import (
     list_operators,
     list_states,
 )
-from statelog.reading.pinning import PinInfo, list_pins
+from statelog.reading.open import open_logged
+from statelog.reading.pins import PinInfo, list_pins
 from statelog.reading.read import open_rows, select_columns
-from statelog.reading.scan import ReadPart, cut_parts
-from statelog.reading.source import Source, open_source
+from statelog.reading.rows import ReadPart
 from statelog.reading.states import chosen_table
 from statelog.runs.schema import decode_schema
 from statelog.spark.source.change_source import ChangeReader, change_columns
@@ -94,10 +95,10 @@ class StateSource(DataSource):
         options = SourceOptions.of(self.options)
         if options.show in _LISTS:
             return from_arrow_schema(_schema_of(_LISTS[options.show][0]))
-        source = open_source(options.location, options.uid, options.at)
+        point = open_logged(options.location, options.uid, options.at)
         if options.show == Show.CHANGES:
-            return from_arrow_schema(change_columns(source, options))
-        return from_arrow_schema(select_columns(source, chosen_table(source, options.state), options.columns))
+            return from_arrow_schema(change_columns(point, options))
+        return from_arrow_schema(select_columns(point, chosen_table(point, options.state), options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of one checkpoint."""
@@ -138,38 +139,29 @@ class _Reader(DataSourceReader):
         """Pin the checkpoint, and cut the state."""
         if self._options.show in _LISTS:
             return [_Partition(0, b"")]
-        source = open_source(self._options.location, self._options.uid, self._options.at)
-        checkpoint = source.checkpoint
-        held = HeldPin(
-            source.store,
-            source.lineage,
-            checkpoint.batch,
-            operators=[source.identity],
-            owner="spark.read",
-            lasts_s=self._options.pin_s,
-            is_shared=True,
-        )
-        whole = _Partition(checkpoint.batch, checkpoint.token, held.name)
-        if checkpoint.is_whole:
+        point = open_logged(self._options.location, self._options.uid, self._options.at)
+        held = HeldPin(point.store, point.needs(), owner="spark.read", lasts_s=self._options.pin_s, is_shared=True)
+        whole = _Partition(point.batch, point.checkpoint.token, held.name)
+        if point.checkpoint.is_whole:
             return [whole]
-        keys = self._keys(decode_schema(checkpoint.key_schema))
+        keys = self._keys(decode_schema(point.key_schema))
         if keys is not None:
             return [replace(whole, keys=keys)]
-        return [replace(whole, part=part) for part in cut_parts(source.history, checkpoint)]
+        return [replace(whole, part=part) for part in point.cut()]
 
-    def _source(self, partition: _Partition) -> Source:
+    def _point(self, partition: _Partition) -> LoggedPoint:
         """The checkpoint as a task finds it; PinExpiredError if another one has taken its place."""
         location = self._options.location
         with suppress(StateMissingError):
-            return open_source(location, None, partition.pin)
+            return open_logged(location, None, partition.pin)
         # The pin has expired; the query may still retain the checkpoint.
-        source = open_source(location, self._options.uid, partition.batch)
-        if source.checkpoint.token != partition.token:
+        point = open_logged(location, self._options.uid, partition.batch)
+        if point.checkpoint.token != partition.token:
             raise PinExpiredError(
-                f"{source.name}: batch {partition.batch} was repeated after a repair while its state was read.",
+                f"{point.name}: batch {partition.batch} was repeated after a repair while its state was read.",
                 hint="Read again.",
             )
-        return source
+        return point
 
     def _keys(self, schema: pa.Schema) -> pa.Table | None:
         """The keys that the filters allow, if they are a list of values of each field."""
@@ -196,9 +188,11 @@ class _Reader(DataSourceReader):
             infos = [asdict(one) for one in listed(self._options.location, self._options.uid)]
             yield from pa.Table.from_pylist(infos, _schema_of(kind)).to_batches()
             return
-        source = self._source(partition)
-        table = chosen_table(source, self._options.state)
-        for rows in open_rows(source, table, partition.keys, partition.part):
+        point = self._point(partition)
+        if partition.part is not None:
+            point = replace(point, parts=[partition.part])
+        table = chosen_table(point, self._options.state)
+        for rows in open_rows(point, table, self._names, partition.keys):
             if rows is not None:
                 yield rows.select(self._names)
 

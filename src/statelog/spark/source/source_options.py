@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.reading.source import At, parse_at
+from statelog.reading.point import At, parse_at
 
 
 class Show(StrEnum):

@@ -84,6 +84,7 @@ class KeyedSpec(TaskSpec):
             output_event_time=self.output_event_time,
             initial=initial,
             takes_columns=self.codecs.takes_columns,
+            makes_objects=isinstance(self.codecs, ColumnCodecs) and self.codecs.makes_objects,
             adds_floats=isinstance(self.codecs, ColumnCodecs) and self.codecs.adds_floats,
         )
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from statelog.errors import ConfigurationError
-from statelog.reading.source import At, parse_at
+from statelog.reading.point import At, parse_at
 
 
 class AtType(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no parameter

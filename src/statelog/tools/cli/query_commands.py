@@ -19,9 +19,9 @@ from statelog.queries import migrate as migrate_module
 from statelog.queries import orphans, save_restore
 from statelog.queries import rename as rename_module
 from statelog.queries import rewind as repair
-from statelog.reading import pinning
+from statelog.reading import pins as pinning
 from statelog.reading import verify as checks
-from statelog.reading.source import At
+from statelog.reading.point import At
 from statelog.shown import plain_text, size_text
 from statelog.tools.cli.arguments import AT, JSON, LOCATION, UID
 from statelog.tools.cli.shown import show_result, show_results, show_table, shown_progress, write_json

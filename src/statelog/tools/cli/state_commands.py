@@ -17,11 +17,11 @@ from statelog.reading import stats as measures
 from statelog.reading.changes import read_changes
 from statelog.reading.diff import read_diff
 from statelog.reading.history import read_history
-from statelog.reading.key_text import keys_of
+from statelog.reading.keys import keys_of
 from statelog.reading.listing import list_checkpoints, list_operators, list_states
+from statelog.reading.open import find_savepoint, open_point
+from statelog.reading.point import At
 from statelog.reading.read import read_state
-from statelog.reading.savepoint import open_operator
-from statelog.reading.source import At, is_savepoint
 from statelog.reading.stats import OperatorStats, StateStats
 from statelog.runs.schema import decode_schema
 from statelog.tools.cli.arguments import AT, COLUMNS, JSON, KEYS, LIMIT, LOCATION, STATE, UID, AtType, names_of
@@ -53,7 +53,7 @@ def show(location: str, uid: str | None, as_json: bool) -> None:
     """Show the states and the checkpoints of operators."""
     uids = [one.uid for one in list_operators(location)] if uid is None else [uid]
     states = [state for one in uids for state in list_states(location, one)]
-    checkpoints = [] if is_savepoint(location) else list_checkpoints(location, uid)
+    checkpoints = list_checkpoints(location, uid) if find_savepoint(location) is None else []
     if as_json:
         write_json({"states": states, "checkpoints": checkpoints})
         return
@@ -225,10 +225,10 @@ def export(
 
 
 def _keys(location: str, uid: str | None, at: At | None, texts: tuple[str, ...]) -> pa.Table:
-    source = open_operator(location, uid, at)
-    if not source.key_schema:
-        raise ConfigurationError(f"{source.name} has no keys.", hint="Show its rows with scan.")
-    return keys_of(texts, decode_schema(source.key_schema))
+    point = open_point(location, uid, at)
+    if not point.key_schema:
+        raise ConfigurationError(f"{point.name} has no keys.", hint="Show its rows with scan.")
+    return keys_of(texts, decode_schema(point.key_schema))
 
 
 DIFFERENT: Final = 4

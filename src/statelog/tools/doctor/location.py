@@ -27,8 +27,8 @@ SHARED: Final = "location-shared"
 _CLOCK_LIMIT_S: Final = 60.0
 _DENIED: Final = re.compile(r"failed: 40[13]\b")
 _NOT_SHARED: Final = (
-    "Name an object store, or a directory that the driver and all executors mount under one path; see the README's"
-    " limits for NFS."
+    "Name an object store, or a directory that the driver and all executors mount under one path; for NFS see"
+    " docs/limits.md."
 )
 
 
@@ -173,7 +173,7 @@ def _require(is_kept: bool, probe: Probe, broken: str) -> None:
         raise ConfigurationError(
             f"{probe.location} is not safe: {broken}.",
             kind=ErrorKind.STORE_UNSAFE,
-            hint="Use a store that keeps the promises in docs/stores.md; for NFS see the README's limits.",
+            hint="Use a store that keeps the promises in docs/stores.md; for NFS see docs/limits.md.",
         )
 
 

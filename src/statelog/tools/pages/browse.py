@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from statelog.errors import ConfigurationError, StatelogError
 from statelog.reading.history import read_history
-from statelog.reading.key_text import keys_of
+from statelog.reading.keys import keys_of
+from statelog.reading.open import open_point
+from statelog.reading.point import parse_at
 from statelog.reading.read import read_state
-from statelog.reading.savepoint import open_operator
-from statelog.reading.source import parse_at
 from statelog.runs.schema import decode_schema
 from statelog.shown import REDACTED, time_text
 from statelog.tools.pages.model import PageModel
@@ -92,7 +92,7 @@ def _found(location: str, wanted: Wanted, *, redacts: bool) -> Found:
 
 
 def _key_schema(location: str, uid: str) -> pa.Schema:
-    key_schema = open_operator(location, uid, None).key_schema
+    key_schema = open_point(location, uid, None).key_schema
     return decode_schema(key_schema) if key_schema else pa.schema([])
 
 

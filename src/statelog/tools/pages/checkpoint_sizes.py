@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from statelog.history.footprint import log_file
 from statelog.history.operator_history import Record
-from statelog.history.pins import log_file
 from statelog.log.references import StoredRun
 
 _T = TypeVar("_T")

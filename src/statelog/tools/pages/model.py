@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError
-from statelog.reading.savepoint import read_manifest
-from statelog.reading.source import find_log, is_savepoint
+from statelog.reading.open import find_log, find_savepoint
+from statelog.reading.savepoint import SavedQuery
 from statelog.storage import Store
 from statelog.tools.pages.live import LiveOperator, Watched
 from statelog.tools.pages.operator_model import OperatorModel, read_operators
@@ -74,8 +74,8 @@ def read_page(watched: Watched, savepoints: SavepointFolders | None = None) -> P
     now_s = SystemClock().now_s()
     locations = watched.locations
     shown, made_ms = ", ".join(locations), int(now_s * 1000)
-    if len(locations) == 1 and is_savepoint(locations[0]):
-        return PageModel(shown, made_ms, savepoint=_read_savepoint(locations[0]))
+    if len(locations) == 1 and (saved := find_savepoint(locations[0])) is not None:
+        return PageModel(shown, made_ms, savepoint=_saved_model(saved))
     operators: list[OperatorModel] = []
     unread: list[tuple[str, str]] = []
     for store, place in _found(watched):
@@ -110,13 +110,11 @@ def _found(watched: Watched) -> list[tuple[Store, str]]:
     return found
 
 
-def _read_savepoint(location: str) -> SavedModel:
-    _, manifest = read_manifest(location)
+def _saved_model(saved: SavedQuery) -> SavedModel:
+    manifest = saved.manifest
     tables = [
-        SavedTable(
-            operator.uid, state.schema.name, state.rows, len(state.files), sum(file.length for file in state.files)
-        )
-        for operator in manifest.operators
-        for state in operator.states
+        SavedTable(point.uid, state.schema.name, state.rows, len(state.files), sum(file.length for file in state.files))
+        for point in saved.points()
+        for state in point.tables
     ]
     return SavedModel(manifest.batch, manifest.query_id, manifest.taken_ms, tuple(tables))

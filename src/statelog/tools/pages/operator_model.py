@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, CorruptionError, StorageError
+from statelog.history.footprint import stored_parts
 from statelog.history.operator_history import History, Record
 from statelog.history.pins import Pin, has_expired, read_pin
 from statelog.history.query_history import QueryHistory
@@ -15,11 +16,10 @@ from statelog.local.policy import MERGE_POLICY
 from statelog.log.entry import Claim, Entry, Fence, Frame, FrameReader
 from statelog.log.numbered import LOG_FILE
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER, open_log
-from statelog.log.references import SegmentRef, StoredRun
 from statelog.metrics import CheckpointMetrics
 from statelog.options import Options
-from statelog.reading.pinning import PinInfo, pin_info
-from statelog.reading.source import Source, StoredQuery
+from statelog.reading.checkpoints import LoggedPoint, StoredQuery
+from statelog.reading.pins import PinInfo, pin_info
 from statelog.reading.states import shown_name
 from statelog.runs import digests
 from statelog.runs.schema import decode_schema
@@ -219,16 +219,11 @@ def _read_pins(
     return sorted(found, key=lambda one: (one[1].batch, one[0].name))
 
 
-def _missing_objects(newest: Source, objects: Mapping[str, ObjectInfo]) -> list[str]:
+def _missing_objects(newest: LoggedPoint, objects: Mapping[str, ObjectInfo]) -> list[str]:
     """Objects that the newest checkpoint names and that are not there, or too short."""
-    batch, history = newest.checkpoint.batch, newest.history
-    record = history.record(batch)
-    assert record is not None, "it is retained"
+    batch = newest.batch
     ends: dict[str, int] = dict.fromkeys(newest.needs().objects, 0)
-    parts = [part for checkpoint in history.between(record.needed_from, batch) for part in checkpoint.segments]
-    ranges = () if record.base_map is None else record.base_map.ranges
-    stored: list[SegmentRef | StoredRun] = [*parts, *(run for base_range in ranges for run in base_range.runs)]
-    for part in stored:
+    for part in stored_parts(newest.history, batch):
         ends[part.name] = max(ends.get(part.name, 0), part.offset + part.length)
     found: list[str] = []
     for name, end in sorted(ends.items()):

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from statelog.log.entry import Claim
-from statelog.reading.pinning import PinInfo
+from statelog.reading.pins import PinInfo
 from statelog.shown import REDACTED, plain_text, size_text, time_text
 from statelog.tools.pages.browse import Found, Wanted
 from statelog.tools.pages.charts import Chart, Timeline

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.history.held_pin import HeldPin
-from statelog.history.pins import Pin, has_expired, read_pin
+from statelog.history.footprint import Footprint
+from statelog.history.pins import HeldPin, Pin, has_expired, read_pin
 from statelog.log.open import PINS_FOLDER
 from statelog.numbers import is_finite
-from statelog.reading.source import At, StoredQuery, choose_for_all, choose_source, find_log, open_query
+from statelog.reading.checkpoints import StoredQuery
+from statelog.reading.open import find_log, open_query
+from statelog.reading.point import At
 from statelog.storage import ObjectInfo, Store
 
 
@@ -119,12 +121,13 @@ def pin(
         )
     query = open_query(str(location))
     if uid is None:
-        lineage, batch = choose_for_all(query, at)
+        lineage, batch = query.all_at(at)
         operators = list(lineage.names_at(batch).values())
     else:
-        source = choose_source(query, uid, at)
-        lineage, batch, operators = source.lineage, source.checkpoint.batch, [source.identity]
-    held = HeldPin(query.store, lineage, batch, operators=operators, owner=owner, lasts_s=lasts_s, is_shared=True)
+        point = query.point(uid, at)
+        lineage, batch, operators = point.lineage, point.batch, [point.identity]
+    needed = Footprint.of(lineage, batch, operators=operators)
+    held = HeldPin(query.store, needed, owner=owner, lasts_s=lasts_s, is_shared=True)
     [info] = [one for one in query.store.list(held.name) if one.name == held.name]
     stored = read_pin(query.store, held.name)
     assert stored is not None, "it was just written"

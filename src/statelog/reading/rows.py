@@ -1,13 +1,14 @@
-"""Reads all rows of a state at a checkpoint: merges its stored runs, part by part, into typed columns."""
+"""The rows of a state at a checkpoint: its stored runs, merged part by part, or searched for some keys."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.history.operator_history import History
@@ -18,16 +19,22 @@ from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level, StoredRun
 from statelog.progress import tracked
+from statelog.reading.keys import Keys, encoded_keys
+from statelog.reading.run_search import RunSearch, SearchedPart, parts_of
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.evolution import project
-from statelog.runs.format import VALUE_COLUMN, change_schema
-from statelog.runs.key_groups import HashRange, hash_range
+from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, change_schema
+from statelog.runs.key_groups import HashRange, hash_range, subtasks_of
+from statelog.runs.keys import KeyCodec
 from statelog.runs.merge import Garbage, RunMerge, clip_run
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, plain_name
+from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema, plain_name, stored_name
 from statelog.runs.times import Moment
 from statelog.storage import Store
+from statelog.tables.found_rows import as_changes
+from statelog.tables.runs import RunsTable
+from statelog.tables.table import KeyBatch
 
 PART_BYTES: Final = 64 << 20
 """Stored state of a part: it bounds the memory of a reader."""
@@ -36,6 +43,69 @@ MEMORY_BYTES: Final = 2 * PART_BYTES
 _MOST_PARTS: Final = 4096
 SLICE_ROWS: Final = 65_536
 """Rows that are merged at once."""
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+class Rows:
+    """The rows of a keyed state at a checkpoint, as puts in run order.
+
+    `name` is the operator in messages. Of files that are searched for keys, footers and small files stay in memory.
+    """
+
+    def __init__(self, store: Store, history: History, checkpoint: Checkpoint, stored: StateSchema, name: str) -> None:
+        self._store = store
+        self._history = history
+        self._checkpoint = checkpoint
+        self._stored = stored
+        self._name = name
+        in_runs = stored_name(stored.name, checkpoint.generations.get(stored.name, 0))
+        self._state = replace(StateDescriptor.from_stored(stored), name=in_runs)
+        self._codec = KeyCodec(decode_schema(checkpoint.key_schema))
+        self._parts: dict[int, list[SearchedPart]] = {}
+        self._search = RunSearch(store)
+
+    def within(self, parts: Sequence[ReadPart] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows, or those of some parts; raises the errors of :func:`scan_part`."""
+        for part in tracked(cut_parts(self._history, self._checkpoint) if parts is None else parts, part_sizes):
+            for _, changes in scan_part(self._store, part, self._checkpoint, [self._stored.name]):
+                yield changes
+
+    def of(self, keys: Keys) -> Iterator[pa.RecordBatch]:
+        """The rows of some keys; ConfigurationError if the keys do not fit the key's fields."""
+        return self._found(encoded_keys(keys, self._codec, self._name))
+
+    def _found(self, wanted: KeyBatch) -> Iterator[pa.RecordBatch]:
+        subtasks = subtasks_of(wanted.hashes, self._checkpoint.parallelism)
+        for subtask in np.unique(subtasks).tolist():
+            keys = wanted.take(np.flatnonzero(subtasks == subtask))
+            runs = self._search.find(self._parts_of(subtask), self._state.name, keys.hashes)
+            yield from map(self._unexpired, rows_of(self._state, keys, runs))
+
+    def _parts_of(self, subtask: int) -> list[SearchedPart]:
+        if subtask not in self._parts:
+            checkpoint, count = self._checkpoint, self._checkpoint.parallelism
+            genesis = digests.genesis(checkpoint.identity, subtask, count)
+            plan = self._history.missing_segments(genesis, subtask, count, checkpoint.batch, set())
+            self._parts[subtask] = parts_of(plan)
+        return self._parts[subtask]
+
+    def _unexpired(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        if self._state.expires_by is None:
+            return changes
+        checkpoint = self._checkpoint
+        now_ms = Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms).now_ms(self._state.expires_by)
+        expiry = changes.column(EXPIRY_COLUMN).fill_null(_NEVER).to_numpy()
+        return changes if (expiry > now_ms).all() else changes.filter(pa.array(expiry > now_ms))
+
+
+def rows_of(state: StateDescriptor, keys: KeyBatch, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+    """The rows of some keys in runs, oldest first, as puts in run order."""
+    table = RunsTable(runs)
+    if state.kind.has_entries:
+        entries = table.entries(state, keys)
+        return as_changes(state, keys, entries, entries.entries)
+    values = table.get_many(state, keys)
+    return as_changes(state, keys, values, pa.chunked_array([[b""] * len(values.positions)], pa.binary()))
 
 
 @dataclass(frozen=True)
