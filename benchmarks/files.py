@@ -49,9 +49,9 @@ class FilesSide(BatchSide):
         if self.is_spark:
             window = F.window("timestamp", f"{_WINDOW_BATCHES} seconds")
             return rows.groupBy(window, "word").agg(F.count(F.lit(1)).alias("n"))
-        windows = statelog.key_by(rows, "word").window(statelog.TumblingWindows(_WINDOW_BATCHES * 1000))
         options = statelog.Options(file_merging=self.side, observer=recorder)
-        return windows.agg(statelog.Count().alias("n"), parallelism=self.parallelism, options=options)
+        keyed = statelog.key_by(rows, "word", parallelism=self.parallelism, options=options)
+        return keyed.window(statelog.TumblingWindows(_WINDOW_BATCHES * 1000)).agg(statelog.Count().alias("n"))
 
     def checks(self) -> list[Column]:
         return [F.sum("n").alias("rows")]

@@ -41,9 +41,10 @@ class SlidingSide(BatchSide):
             window = F.window("time", f"{_SIZE_S} seconds", f"{_SLIDE_S} seconds")
             sums = [F.count("*").alias("n"), F.sum("x").alias("x"), F.sum("y").alias("y")]
             return rows.groupBy("key", window).agg(*sums).withColumn("window_start", F.col("window.start"))
-        windows = statelog.key_by(rows, "key").window(statelog.SlidingWindows(1000 * _SIZE_S, 1000 * _SLIDE_S))
+        keyed = statelog.key_by(rows, "key", parallelism=self.parallelism, **self.stored(recorder))
+        windows = keyed.window(statelog.SlidingWindows(1000 * _SIZE_S, 1000 * _SLIDE_S))
         own = [statelog.Count().alias("n"), statelog.Sum("x").alias("x"), statelog.Sum("y").alias("y")]
-        return windows.agg(*own, parallelism=self.parallelism, **self.stored(recorder))
+        return windows.agg(*own)
 
     def checks(self) -> list[Column]:
         sums = [F.sum(name).cast("long").alias(name) for name in ("n", "x", "y")]

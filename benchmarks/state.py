@@ -193,8 +193,8 @@ class StateSide(BatchSide):
             rows = rows.withWatermark("time", f"{_SPREAD_MS} milliseconds")
         options = statelog.Options(observer=recorder)
         if self.kind == "window" and not self.is_spark:
-            windows = statelog.key_by(rows, "key").window(statelog.TumblingWindows(WINDOW_MS))
-            return windows.agg(statelog.Count().alias("n"), parallelism=self.parallelism, options=options)
+            keyed = statelog.key_by(rows, "key", parallelism=self.parallelism, options=options)
+            return keyed.window(statelog.TumblingWindows(WINDOW_MS)).agg(statelog.Count().alias("n"))
         uses_frames = self.mode == "pandas"
         processor = what.make(uses_frames)
         return self.transform(rows, processor, OUTPUT, options, time_mode=what.time_mode, uses_frames=uses_frames)

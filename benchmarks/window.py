@@ -50,10 +50,8 @@ class WindowSide(WorkloadSide):
             processor = CountSlidingRows(self.window_ms, self.slide_ms)
             return self.transform(events, processor, output, options, time_mode="ProcessingTime")
         sliding = statelog.SlidingWindows(self.window_ms, self.slide_ms)
-        windows = statelog.key_by(events, "key").window(sliding, timeMode="ProcessingTime")
-        return windows.process(
-            CountWindowRows(), output, parallelism=self.parallelism, options=options, location=location
-        )
+        keyed = statelog.key_by(events, "key", parallelism=self.parallelism, options=options, location=location)
+        return keyed.window(sliding, timeMode="ProcessingTime").process(CountWindowRows(), output)
 
     @property
     def output_mode(self) -> str:

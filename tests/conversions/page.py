@@ -24,7 +24,7 @@ same rules; NaN is null in frames, and where a field has no NaN of its own.
 This page is printed from what Spark 4.3 and statelog made of {values} values in {types} types, each as a value, a list
 element, a map key, a column of an output row and of an output frame (`tests/conversions`; session and processes in New
 York). Input columns and keys reach processors as Spark gives them; [coming from Spark](coming-from-spark.md) names the
-few that differ. Tables for `initialTables` are cast by Spark, where nothing can be lost: [savepoints](savepoints.md).
+few that differ. Tables for `initialState` are cast by Spark, where nothing can be lost: [savepoints](savepoints.md).
 
 ## What fields take
 

@@ -97,10 +97,10 @@ def _of_inputs(spark: SparkSession, kind: str, *, in_pandas: bool) -> Answers:
         )
         texts = [*INPUTS[kind], "null"]
         try:
-            keyed = statelog.key_by(input_rows(spark, kind), column)
+            keyed = statelog.key_by(input_rows(spark, kind), column, parallelism=1)
             apply = keyed.transformWithStateInPandas if in_pandas else keyed.transformWithState
             probe = FrameInputProbe() if in_pandas else InputProbe()
-            rows = apply(probe, "seen string", "append", "None", parallelism=1).collect()
+            rows = apply(probe, "seen string", "append", "None").collect()
         except Exception:
             found |= {(kind, way, text): "refused" for text in texts}
             continue

@@ -194,15 +194,18 @@ def test_a_key_is_returned_once_when_its_time_is_over(spark: SparkSession, tmp_p
 
 def test_an_aggregate_is_added_and_one_removed(spark: SparkSession, tmp_path: Path) -> None:
     add_json(tmp_path / "input", [_events(0)])
-    by_user = statelog.key_by(_stream(spark, tmp_path), "user")
-    _run(by_user.agg(rows=statelog.Count(), least=statelog.Min("n"), combine=True, parallelism=2), tmp_path, "update")
+    stream = _stream(spark, tmp_path)
+    by_user = statelog.key_by(stream, "user", parallelism=2)
+    _run(by_user.agg(rows=statelog.Count(), least=statelog.Min("n"), combine=True), tmp_path, "update")
     add_json(tmp_path / "input", [_events(1)])
-    added = by_user.agg(most=statelog.Max("n"), mean=statelog.Mean("n"), rows=statelog.Count(), parallelism=3)
+    added = statelog.key_by(stream, "user", parallelism=3).agg(
+        most=statelog.Max("n"), mean=statelog.Mean("n"), rows=statelog.Count()
+    )
     (rows,) = _run(added, tmp_path, "update")
     assert sorted(map(tuple, rows)) == [("a", 27, 13.5, 20), ("b", 28, 14.5, 20), ("c", 29, 15.5, 20)]
     add_json(tmp_path / "input", [_events(2)])
     with pytest.raises(StreamingQueryException, match="aggregate rows"):
-        _run(by_user.agg(rows=statelog.Sum("n"), parallelism=2), tmp_path, "update")
+        _run(by_user.agg(rows=statelog.Sum("n")), tmp_path, "update")
 
 
 def test_rows_of_keys(spark: SparkSession, tmp_path: Path) -> None:
@@ -212,12 +215,13 @@ def test_rows_of_keys(spark: SparkSession, tmp_path: Path) -> None:
     for start in range(2):
         add_json(tmp_path / "input", [_events(2 * start), _events(2 * start + 1)])
         stream = _stream(spark, tmp_path)
-        by_user, by_row = statelog.key_by(stream, "user"), statelog.key_by(stream, "user", "n")
+        by_user = statelog.key_by(stream, "user", parallelism=1 + start)
+        by_row = statelog.key_by(stream, "user", "n", parallelism=1 + start)
         for name, df in {
-            "dedup": by_user.dedup(parallelism=1 + start),
-            "within": by_row.dedup(within_watermark=True, parallelism=1 + start),
-            "latest": by_user.latest("n", combine=True, parallelism=1 + start),
-            "top": by_user.top(2, "n", combine=True, parallelism=1 + start),
+            "dedup": by_user.dedup(),
+            "within": by_row.dedup(within_watermark=True),
+            "latest": by_user.latest("n", combine=True),
+            "top": by_user.top(2, "n", combine=True),
         }.items():
             found[name] += _run(df, tmp_path / name, "append" if name in ("dedup", "within") else "update")
         duplicates += _run(stream.dropDuplicatesWithinWatermark(["user", "n"]), tmp_path / "spark", "append")
@@ -264,10 +268,11 @@ def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Pat
         by_user.latest("user")
     with pytest.raises(ConfigurationError, match="n is 0"):
         by_user.top(0, "n")
+    of_inputs = statelog.key_by(stream, "user", watermark=Watermark("time", inputs=2, input_column="n"))
     with pytest.raises(ConfigurationError, match="cannot be combined before the shuffle"):
-        by_user.agg(total, combine=True, watermark=Watermark("time", inputs=2, input_column="n"))
+        of_inputs.agg(total, combine=True)
     with pytest.raises(ConfigurationError, match="cannot be combined before the shuffle"):
-        by_user.agg(total, combine=True, watermark=Watermark("time", max_ahead=1))
+        statelog.key_by(stream, "user", watermark=Watermark("time", max_ahead=1)).agg(total, combine=True)
     with pytest.raises(ConfigurationError, match="the ttl is the watermark's delay"):
         by_user.dedup(1000, within_watermark=True)
     with pytest.raises(ConfigurationError, match="within_watermark needs a watermark"):

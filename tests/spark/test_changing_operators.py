@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,12 @@ class Query:
         observer: statelog.Observer = _SILENT,
         parallelism: int = 2,
         heartbeat_s: float | None = None,
+        tables: Mapping[str, DataFrame] | None = None,
         **more: Any,
     ) -> dict[int, dict[str, Counts]]:
         """Run all input through operators; return the last counts of each batch by operator and key.
 
-        `more` are arguments of the last operator.
+        `tables` are the initial state of the last operator, and `more` its other arguments.
         """
         found: dict[int, dict[str, Counts]] = {}
 
@@ -142,8 +143,10 @@ class Query:
             if uid == "total":
                 rows = statelog.process(rows, Total(), OUTPUT, parallelism=1, **own)
             else:
-                keyed = statelog.key_by(rows, "k")
-                rows = keyed.transformWithState(Count(uid), OUTPUT, "append", "None", parallelism=parallelism, **own)
+                keyed = statelog.key_by(rows, "k", parallelism=parallelism, **own)
+                rows = keyed.transformWithState(
+                    Count(uid), OUTPUT, "append", "None", initialState=tables if uid == uids[-1] else None
+                )
         query = rows.writeStream.foreachBatch(keep).option("checkpointLocation", str(self.checkpoint))
         query.trigger(availableNow=True).start().awaitTermination()
         return found
@@ -218,7 +221,7 @@ def test_an_added_operator_that_was_tried_only_can_be_left_out_again(query: Quer
 def test_an_added_operator_begins_with_its_tables(query: Query, spark: SparkSession) -> None:
     table = spark.createDataFrame([("x", 40), ("q", 7)], "key_k string, value_n long")
     query.add("xq", "x")
-    found = query.run("a", "b", initialTables={"count": table})
+    found = query.run("a", "b", tables={"count": table})
     assert [found[batch]["b"] for batch in (2, 3)] == [{"x": 41, "q": 8}, {"x": 42}]
 
 

@@ -159,11 +159,10 @@ def compare_keys(
     for numbers in ((0,), range(1, BATCHES)):
         for number in numbers:
             story.add(batch_of(rng, story.columns, number, fits=fits))
-        keyed = statelog.key_by(story.rows, "k")
         frames = {
             "spark": story.rows.groupBy("k").agg(*of_spark),
-            "own": keyed.agg(*own, uid="own", parallelism=1 + len(numbers)),
-            "combined": keyed.agg(*own, uid="combined", combine=True, parallelism=2),
+            "own": statelog.key_by(story.rows, "k", uid="own", parallelism=1 + len(numbers)).agg(*own),
+            "combined": statelog.key_by(story.rows, "k", uid="combined", parallelism=2).agg(*own, combine=True),
         }
         story.run(joined(frames))
     assert len(story.batches) >= BATCHES

@@ -196,8 +196,8 @@ def test_placed_batches_without_rows_run_every_subtask(spark: SparkSession, tmp_
     batches = [[{"user": f"u{row % 5}", "second": 10 * number + row % 3} for row in range(20)] for number in range(4)]
     job = Job(tmp_path).add(batches)
     rows = job.read(spark, "user string, second long").selectExpr("user", "timestamp_seconds(second) AS at")
-    windowed = statelog.key_by(rows, "user", watermark=Watermark("at", 0)).window(TumblingWindows(10_000))
-    counts = windowed.agg(Count().alias("rows"), parallelism=3, options=Options(placement="on"))
+    keyed = statelog.key_by(rows, "user", parallelism=3, options=Options(placement="on"), watermark=Watermark("at", 0))
+    counts = keyed.window(TumblingWindows(10_000)).agg(Count().alias("rows"))
 
     def save(df: Any, batch: int) -> None:
         job.save(df, batch)

@@ -229,8 +229,8 @@ def test_a_union_of_two_sources_with_data_in_one(spark: SparkSession, tmp_path: 
     second.add(batches[:1])
 
     def plan(parallelism: int) -> DataFrame:
-        stream = statelog.key_by(first.read(spark).union(second.read(spark)), "user")
-        return stream.transformWithState(Ledger(), LEDGER, "update", "None", parallelism=parallelism)
+        stream = statelog.key_by(first.read(spark).union(second.read(spark)), "user", parallelism=parallelism)
+        return stream.transformWithState(Ledger(), LEDGER, "update", "None")
 
     expected = [batches[0] + batches[0]]
     for parallelism, (job, batch) in enumerate([(first, 1), (second, 2), (second, 3), (first, 4)], 1):

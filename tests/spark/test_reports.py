@@ -100,20 +100,21 @@ def test_progress_has_the_numbers_of_every_operator_and_the_output_none_of_them(
     Noted.seen.clear()
     own: dict[str, Any] = {"options": Options(observer=Noted()), "parallelism": 2}
     stream = _stream(spark, tmp_path)
-    keyed = statelog.key_by(stream, "user")
-    rows = keyed.transformWithState(Rows(), OUTPUT, "update", "None", uid="rows", **own)
+
+    def keyed(uid: str, **more: Any) -> statelog.KeyedStream:
+        return statelog.key_by(stream, "user", uid=uid, **own | more)
+
+    rows = keyed("rows").transformWithState(Rows(), OUTPUT, "update", "None")
     assert rows.schema == StructType.fromDDL(OUTPUT)
     never_on_hidden_rows = F.udf(lambda user: 1 // len(user) >= 0, "boolean")
     parts = [
         rows.filter(never_on_hidden_rows("user")).select("user", "n"),
-        keyed.transformWithStateInPandas(
-            Frames(), NARROW, "update", "None", uid="frames", parallelism=2,
-            options=Options(observer=Noted(), redact_keys=True),
-        ),
-        keyed.transformWithStateInArrow(Columns(), NARROW, "update", "None", uid="columns", **own),
-        keyed.agg(Sum("n"), uid="sums", **own),
-        keyed.window(TumblingWindows(60_000), timeMode="ProcessingTime")
-        .agg(Sum("n"), uid="windows", **own).select("user", "sum(n)"),
+        keyed("frames", options=Options(observer=Noted(), redact_keys=True))
+        .transformWithStateInPandas(Frames(), NARROW, "update", "None"),
+        keyed("columns").transformWithStateInArrow(Columns(), NARROW, "update", "None"),
+        keyed("sums").agg(Sum("n")),
+        keyed("windows").window(TumblingWindows(60_000), timeMode="ProcessingTime")
+        .agg(Sum("n")).select("user", "sum(n)"),
         statelog.process(stream, Unkeyed(), NARROW, "append", uid="unkeyed", **own),
     ]  # fmt: skip
     output = parts[0].repartition(1)

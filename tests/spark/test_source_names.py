@@ -62,14 +62,14 @@ def read(session: SparkSession, folder: Path, name: str) -> DataFrame:
 
 
 def count(rows: DataFrame, time_mode: str, ttl_ms: int | None = None, **own: Any) -> DataFrame:
-    return statelog.key_by(rows, "user", parallelism=2).transformWithState(
-        Count(ttl_ms), RESULT, "update", time_mode, **own
+    return statelog.key_by(rows, "user", parallelism=2, **own).transformWithState(
+        Count(ttl_ms), RESULT, "update", time_mode
     )
 
 
 def by_window(rows: DataFrame) -> DataFrame:
-    windows = statelog.key_by(rows, "user").window(statelog.TumblingWindows(10_000))
-    return windows.agg(statelog.Count().alias("n"), parallelism=2).select("user", "n")
+    windows = statelog.key_by(rows, "user", parallelism=2).window(statelog.TumblingWindows(10_000))
+    return windows.agg(statelog.Count().alias("n")).select("user", "n")
 
 
 BEATS = Options(heartbeat_s=60)

@@ -116,8 +116,8 @@ def test_open_windows_are_a_dataframe(spark: SparkSession, tmp_path: Path) -> No
     for parallelism, some in ((2, batches[:2]), (3, batches[2:])):
         _write(tmp_path, some)
         stream = _stream(spark, tmp_path).withWatermark("time", "60 seconds")
-        windowed = statelog.key_by(stream, "user").window(SlidingWindows(30_000, 12_000))
-        _run(windowed.agg(*AGGREGATES, parallelism=parallelism), tmp_path)
+        windowed = statelog.key_by(stream, "user", parallelism=parallelism).window(SlidingWindows(30_000, 12_000))
+        _run(windowed.agg(*AGGREGATES), tmp_path)
 
     checkpoint = str(tmp_path / "checkpoint")
     watermark_ms = statelog.list_checkpoints(checkpoint)[-1].watermark_ms
@@ -297,9 +297,19 @@ def test_mistakes_are_told_before_the_query_starts(spark: SparkSession, tmp_path
         (lambda: marked.window(minute, "Sometime"), "timeMode is 'Sometime'"),
         (lambda: marked.window(minute, "ProcessingTime", "time"), "in event time only"),
         (lambda: marked.window(statelog.CountWindows(1), "EventTime"), "nothing to do with time"),
-        (lambda: marked.window(minute, watermark=statelog.Watermark("at")), "'at', which is no timestamp column"),
-        (lambda: marked.window(minute).reduce(max, "n lnog"), "valueSchema 'n lnog' cannot be parsed"),
-        (lambda: marked.window(minute).agg(statelog.Count(), parallelism=0), "parallelism is 0"),
+        (
+            lambda: statelog.key_by(stream, "user", watermark=statelog.Watermark("at")).window(minute),
+            "'at', which is no timestamp column",
+        ),
+        (lambda: marked.window(minute).reduce(max, "n lnog"), "value_schema 'n lnog' cannot be parsed"),
+        (
+            lambda: (
+                statelog.key_by(stream.withWatermark("time", "1 second"), "user", parallelism=0)
+                .window(minute)
+                .agg(statelog.Count())
+            ),
+            "parallelism is 0",
+        ),
         (lambda: statelog.late(stream, "late"), "no column 'late' of late rows"),
     ]
     for act, message in mistakes:

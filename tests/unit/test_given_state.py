@@ -127,7 +127,7 @@ def test_an_operator_that_begins_later_is_given_its_state_then(
     give_up_state(former.open_log(LocalStore(engine.location)), "query", "former")
     engine.start(2, 1, keep_local=False)
     assert "operator 'op'" in caplog.text
-    assert "new in the query as of batch 1, and starts with the state of its initialTables" in caplog.text
+    assert "new in the query as of batch 1, and starts with the tables of its initialState" in caplog.text
     assert values(engine, 1) == {1: [7], 2: None}
 
 
