@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Final, TypeAlias
 
 from statelog.errors import ConfigurationError
-from statelog.numbers import is_number, is_whole
+from statelog.numbers import is_finite, is_number, is_whole
 from statelog.shown import shown_value
 
 Duration: TypeAlias = int | timedelta | str
@@ -54,6 +54,15 @@ def in_seconds(given: object, subject: str) -> float:
         return given
     hint = "It must be a number of seconds, a datetime.timedelta, or words such as '10 seconds'."
     return _microseconds(given, subject, hint) / _UNITS_US["second"]
+
+
+def checked_seconds(given: object, name: str, *, is_positive: bool = False) -> float:
+    """The seconds of a duration, finite and with `is_positive` more than 0; ConfigurationError otherwise."""
+    seconds = in_seconds(given, name)
+    if is_finite(seconds) and (seconds > 0 or not is_positive):
+        return float(seconds)
+    within = ", more than 0" if is_positive else ""
+    raise ConfigurationError(f"{name} is {shown_value(given)}.", hint=f"It must be a finite number of seconds{within}.")
 
 
 def _microseconds(given: object, subject: str, hint: str) -> int:

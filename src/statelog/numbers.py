@@ -36,14 +36,6 @@ def checked_whole(value: object, name: str, least: int, most: int | None = None)
     raise ConfigurationError(f"{name} is {value!r:.80}.", hint=f"It must be a whole number, {within}.")
 
 
-def checked_seconds(value: object, name: str, *, is_positive: bool = False) -> float:
-    """A number of seconds, with `is_positive` more than 0; ConfigurationError otherwise."""
-    if is_finite(value) and (value > 0 or not is_positive):
-        return float(value)
-    within = ", more than 0" if is_positive else ""
-    raise ConfigurationError(f"{name} is {value!r:.80}.", hint=f"It must be a finite number of seconds{within}.")
-
-
 def checked_batch(value: object, name: str, least: int = 0) -> int | None:
     """The number of a batch, or None for none given; ConfigurationError for anything else."""
     return None if value is None else checked_whole(value, name, least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, Options
-from statelog.numbers import checked_seconds, checked_whole
+from statelog.durations import checked_seconds
+from statelog.numbers import checked_whole
 
 NUMBERS = {field.name: field.default for field in fields(Options) if type(field.default) in (int, float)}
 WHOLE = [name for name, default in NUMBERS.items() if type(default) is int]
@@ -88,12 +90,13 @@ def test_what_is_no_time_in_seconds(value: Any, tmp_path: Path) -> None:
         lambda: statelog.list_orphans(str(tmp_path), min_age_s=value),
         lambda: checked_seconds(value, "min_age_s", is_positive=True),
     ):
-        with pytest.raises(ConfigurationError, match="^min_age_s is .*a finite number of seconds"):
+        with pytest.raises(ConfigurationError, match="^min_age_s is .*a (finite )?number of seconds"):
             call()
 
 
 def test_a_time_limit_is_positive() -> None:
     assert checked_seconds(np.float32(-60), "min_age_s") == -60.0
+    assert checked_seconds("2 minutes", "lasts_s") == checked_seconds(timedelta(minutes=2), "lasts_s") == 120.0
     for value in (0, -1.0):
         with pytest.raises(ConfigurationError, match="a finite number of seconds, more than 0"):
             checked_seconds(value, "timeout_s", is_positive=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from statelog.clock import Clock, SystemClock
 from statelog.coordinator.garbage import find_orphans
+from statelog.durations import Seconds, checked_seconds
 from statelog.errors import CorruptionError, StatelogError, StorageError
 from statelog.history.pins import has_expired, read_pin
 from statelog.history.query_history import QueryHistory, read_history
@@ -26,14 +27,13 @@ from statelog.log.open import (
     open_location,
     open_log,
 )
-from statelog.numbers import checked_seconds
 from statelog.options import Options
 from statelog.reading.open import open_query
 from statelog.storage import ObjectInfo, Store
 from statelog.storage.wrapper import StoreWrapper
 
 
-def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | None = None) -> list[ObjectInfo]:
+def list_orphans(location: str, *, min_age_s: Seconds = 3600.0, clock: Clock | None = None) -> list[ObjectInfo]:
     """List the objects that no checkpoint or pin needs; the next start of the query would remove them.
 
     While a query runs, its newest objects may not belong to a checkpoint yet; `min_age_s` leaves them out. Only the
@@ -43,7 +43,7 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
     ----------
     location : str
         The operators' location: a directory, or a folder in an object store.
-    min_age_s : float
+    min_age_s : float, timedelta or str
         Objects younger than this are left out, in seconds.
     clock : Clock, optional
         The clock that tells an object's age; by default the machine's.
@@ -62,12 +62,12 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
     StorageError
         If the store cannot be read.
     """
-    min_age_s = checked_seconds(min_age_s, "min_age_s")
+    min_age = checked_seconds(min_age_s, "min_age_s")
     store, clock = open_location(location), clock or SystemClock()
     entries = open_log(store, Options(), clock).read()
     query = QueryHistory(entries)
     next_epoch = 1 + max((entry.epoch for entry in entries), default=0)
-    names = set(find_orphans(store, query, epoch=next_epoch, run_id="", min_age_s=min_age_s, clock=clock))
+    names = set(find_orphans(store, query, epoch=next_epoch, run_id="", min_age_s=min_age, clock=clock))
     now_s = clock.now_s()
     pinned, _ = _read_pins(store, now_s)
     first, needed = _log_start(entries), query.object_names() | pinned
@@ -76,7 +76,7 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
         if info.name in names:
             return info.name not in pinned
         match = LOG_FILE.fullmatch(info.name.removeprefix(f"{LOG_FOLDER}/"))
-        is_old = match is not None and int(match[1]) < first and now_s - info.modified_s >= min_age_s
+        is_old = match is not None and int(match[1]) < first and now_s - info.modified_s >= min_age
         return is_old and info.name not in needed
 
     return sorted(filter(is_orphan, store.list()), key=lambda info: info.name)
@@ -85,7 +85,7 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
 def delete_orphans(
     location: str | Path,
     *,
-    min_age_s: float = 3600.0,
+    min_age_s: Seconds = 3600.0,
     release: bool = False,
     dry_run: bool = False,
     clock: Clock | None = None,
@@ -100,7 +100,7 @@ def delete_orphans(
     ----------
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given.
-    min_age_s : float
+    min_age_s : float, timedelta or str
         Objects younger than this stay, in seconds; expired pins go at any age.
     release : bool
         Also remove the pins of branches that are gone: whose location does not exist any more, or is another branch's.
@@ -130,10 +130,10 @@ def delete_orphans(
     >>> statelog.delete_orphans("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
     [ObjectInfo(name='main/changes/3/0/17-204-1f0c-0.run', size_bytes=81920, modified_s=1780000000.0)]
     """
-    min_age_s = checked_seconds(min_age_s, "min_age_s")
+    min_age = checked_seconds(min_age_s, "min_age_s")
     clock = clock or SystemClock()
     store = open_query(str(location)).store
-    found = _deletable(store, min_age_s, clock, release)
+    found = _deletable(store, min_age, clock, release)
     if not dry_run:
         _delete(store, [info.name for info in found])
     return found

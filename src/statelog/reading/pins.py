@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statelog.clock import SystemClock
+from statelog.durations import Seconds, checked_seconds
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.history.footprint import Footprint
 from statelog.history.pins import HeldPin, Pin, has_expired, read_pin
 from statelog.log.open import PINS_FOLDER
-from statelog.numbers import is_finite
 from statelog.reading.checkpoints import StoredQuery
 from statelog.reading.open import find_log, open_query
 from statelog.reading.point import At
@@ -77,7 +77,7 @@ def pin(
     uid: str | None = None,
     *,
     at: At | None = None,
-    lasts_s: float | None,
+    lasts_s: Seconds | None,
     owner: str,
 ) -> PinInfo:
     """Keep a checkpoint readable: its query deletes nothing that the checkpoint needs.
@@ -90,7 +90,7 @@ def pin(
         The operator; by default all of the query. Of the checkpoint of another pin, all that this keeps.
     at : int, datetime or str, optional
         The checkpoint, as in :func:`read_state`.
-    lasts_s : float or None
+    lasts_s : float, timedelta, str or None
         How many seconds the pin lasts; None until it is removed.
     owner : str
         Who makes the pin and what for, for those who find it.
@@ -111,14 +111,9 @@ def pin(
 
     Examples
     --------
-    >>> statelog.pin("/data/checkpoints/flights", at=1200, lasts_s=7 * 86400, owner="audit of May")  # doctest: +SKIP
+    >>> statelog.pin("/data/checkpoints/flights", at=1200, lasts_s="7 days", owner="audit of May")  # doctest: +SKIP
     """
-    if lasts_s is not None and (not is_finite(lasts_s) or lasts_s <= 0):
-        raise ConfigurationError(
-            f"lasts_s is {lasts_s!r}.",
-            kind=ErrorKind.VALUE_MISMATCH,
-            hint="Pass a positive number of seconds, or None for a pin that does not expire.",
-        )
+    lasting_s = None if lasts_s is None else checked_seconds(lasts_s, "lasts_s", is_positive=True)
     query = open_query(str(location))
     if uid is None:
         lineage, batch = query.all_at(at)
@@ -127,7 +122,7 @@ def pin(
         point = query.point(uid, at)
         lineage, batch, operators = point.lineage, point.batch, [point.identity]
     needed = Footprint.of(lineage, batch, operators=operators)
-    held = HeldPin(query.store, needed, owner=owner, lasts_s=lasts_s, is_shared=True)
+    held = HeldPin(query.store, needed, owner=owner, lasts_s=lasting_s, is_shared=True)
     [info] = [one for one in query.store.list(held.name) if one.name == held.name]
     stored = read_pin(query.store, held.name)
     assert stored is not None, "it was just written"

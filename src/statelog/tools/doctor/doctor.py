@@ -11,10 +11,10 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from statelog.clock import SystemClock
+from statelog.durations import Seconds, checked_seconds
 from statelog.errors import StatelogError
 from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
-from statelog.numbers import checked_seconds
 from statelog.options import Options
 from statelog.spark.driver import internals
 from statelog.spark.driver.endpoint import require_endpoint
@@ -35,7 +35,7 @@ _NO_SESSION: Final = (
 )
 
 
-def doctor(location: str | Path, *, options: Options | None = None, timeout_s: float = 60.0) -> list[Finding]:
+def doctor(location: str | Path, *, options: Options | None = None, timeout_s: Seconds = 60.0) -> list[Finding]:
     """Check that stateful queries can run here: on the active session's driver and executors, with state at a location.
 
     A small Spark job on every executor compares versions and clocks, connects to the driver's port as tasks do, and
@@ -97,7 +97,7 @@ def doctor_in_own_session(
 class _Diagnosis:
     """The checks of one call, in their order."""
 
-    def __init__(self, location: str | Path, options: Options | None, timeout_s: float) -> None:
+    def __init__(self, location: str | Path, options: Options | None, timeout_s: Seconds) -> None:
         self._options = Options() if options is None else options
         check_options(self._options)
         self._location = location
