@@ -17,9 +17,10 @@ CORE = "core"
 FLOORS = [
     {"testing", "tools"},
     {"streams"},
-    {"windows", "queries"},
+    {"queries"},
     {"spark"},
     {"reading"},
+    {"windows"},
     {"aggregates"},
     {"convert", "tasks", "coordinator"},
     {"rpc"},

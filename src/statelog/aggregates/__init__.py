@@ -10,7 +10,6 @@ The rows of a batch on their way:
 2. `operator` reduces the rows of a subtask to one per key, merges them with the keys' state, and returns the values.
 3. `accumulators` does both for several aggregates side by side, with a kernel for each (`kernels`, `list_kernels`; for
    sketches `hyperloglog` and `quantiles`). `stored_aggregates` finds the kernels again for a reader of state.
-4. `pane_columns` merges the accumulators of a window's panes, which `pane_grid` cuts time into.
 
 Words:
 

@@ -18,5 +18,5 @@ Words:
 - point: an operator's checkpoint, whatever keeps it, or the operator in a savepoint.
 - part: a range of key hashes, the work of one call, here or in a task of a cluster.
 
-May import `aggregates`, `tables` and the packages below them, but not Spark, also not by way of `aggregates`.
+May import `windows` and the packages below it, but not Spark, also not by way of those.
 """

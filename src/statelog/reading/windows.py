@@ -12,8 +12,6 @@ import pyarrow as pa
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
-from statelog.aggregates.pane_columns import PaneMerge
-from statelog.aggregates.pane_grid import Panes
 from statelog.aggregates.stored_aggregates import StoredAggregates
 from statelog.convert.state_tables import HASH, first_rows, prefixed
 from statelog.errors import ProcessorError
@@ -25,6 +23,8 @@ from statelog.runs.byte_slices import BUDGET
 from statelog.runs.format import VALUE_COLUMN
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, decode_schema
+from statelog.windows.pane_columns import PaneMerge
+from statelog.windows.pane_grid import Panes
 
 WINDOWS: Final = "windows"
 """The name under which users read the open windows of an operator."""

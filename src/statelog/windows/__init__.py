@@ -14,6 +14,9 @@ One engine works on columns of many keys at once:
 3. A timer fires when a window is complete. The engine finds the windows that are due, merges overlapping ones from
    their panes, and the contents make the output. State that no window needs is deleted.
 
+Readers of state find windows in the same way: `pane_grid` cuts time into panes, and `pane_columns` merges those of
+windows.
+
 Words:
 
 - assigner: says which windows a row belongs to.
@@ -23,6 +26,5 @@ Words:
 - closed: the allowed lateness is over too, and the window's state is deleted.
 - stored form: an input value as state holds it, with timestamps as microseconds.
 
-May import `spark` and all packages below it, but not `streams` and `testing`. It names Spark's types and touches no
-Spark session.
+May import `aggregates` and all packages below it. It names Spark's types and touches no Spark session.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statelog.aggregates.pane_grid import Panes
 from statelog.durations import LONGEST_MS, Duration, in_milliseconds
 from statelog.errors import ConfigurationError
+from statelog.windows.pane_grid import Panes
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
-from statelog.aggregates.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes
-from statelog.aggregates.pane_grid import Panes
 from statelog.convert.codecs import ColumnCodecs
 from statelog.history.window_settings import PANES_STATE
 from statelog.operators.keyed.columns import TimerColumns
@@ -20,6 +18,8 @@ from statelog.operators.keyed.time_columns import TimeColumns, TimeRows
 from statelog.runs.byte_slices import BUDGET
 from statelog.windows.contents import Contents, Mask, TimedRows
 from statelog.windows.engine import ChunkKeys, Clock, Windows, WindowShape, WindowTimes, first_of_each, open_and_closed
+from statelog.windows.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes
+from statelog.windows.pane_grid import Panes
 from statelog.windows.processor import WindowContext
 
 _Panes = tuple[Int64s, Int64s]

@@ -16,7 +16,6 @@ from pyspark.sql.types import ArrayType, DataType, LongType, StructField, Struct
 
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
-from statelog.aggregates.pane_columns import pair_codes
 from statelog.aggregates.stored import stored_column
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
@@ -29,6 +28,7 @@ from statelog.operators.keyed.time_columns import TimeColumns, TimeRows
 from statelog.shown import shown_key
 from statelog.time_zones import time_zone
 from statelog.windows.contents import Contents, KeyOf, Returned, TimedRows
+from statelog.windows.pane_columns import pair_codes
 from statelog.windows.processor import TimeWindow, WindowHandle, WindowProcessor
 
 _COUNTED: Final = StructType([StructField("rows", LongType())])

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
-from statelog.aggregates.pane_grid import Panes
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.runs.byte_slices import is_variable, row_ends, stretches
+from statelog.windows.pane_grid import Panes
 
 Int64s = npt.NDArray[np.int64]
 Reduce = Callable[[Columns, Groups, Int64s], Columns]
