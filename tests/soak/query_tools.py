@@ -54,7 +54,7 @@ class QueryTool:
         return f"{damages}" if damages else ""
 
     def collect(self, location: str, min_age_s: float) -> int:
-        """Delete what nobody needs, and release the pins of branches that are gone; return how many objects went."""
+        """Delete orphans, and release the pins of branches that are gone; return how many objects were deleted."""
         return len(statelog.delete_orphans(location, min_age_s=min_age_s, release=True))
 
     def pin(self, location: str, lasts_s: float | None) -> str:
