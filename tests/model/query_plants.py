@@ -74,16 +74,21 @@ def equal_acks_return_at_once() -> AbstractContextManager[object]:
 _append: Final = NumberedLog.append
 
 
-def _append_or_not(log: NumberedLog, entry: QueryCheckpoint, payload: list[bytes]) -> QueryCheckpoint:
-    try:
-        return _append(log, entry, payload)
-    except StorageError:
-        return entry
+def appends_ignore(ignored: type[Exception]) -> AbstractContextManager[object]:
+    """An entry counts as durable although its write has raised an error."""
+
+    def append(log: NumberedLog, entry: QueryCheckpoint, payload: list[bytes]) -> QueryCheckpoint:
+        try:
+            return _append(log, entry, payload)
+        except ignored:
+            return entry
+
+    return patch.object(NumberedLog, "append", append)
 
 
 def failed_writes_count() -> AbstractContextManager[object]:
     """An entry whose write has failed counts as durable."""
-    return patch.object(NumberedLog, "append", _append_or_not)
+    return appends_ignore(StorageError)
 
 
 class _AnyBatch(_Noting):

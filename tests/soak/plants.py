@@ -17,12 +17,11 @@ from statelog.errors import FencedError
 from statelog.history.query_history import QueryHistory
 from statelog.local import runs
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
-from statelog.log.entry import QueryCheckpoint
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import Level
 from statelog.rpc.messages import Ack, JobOutcome
 from statelog.tasks import keyed_task
-from tests.model.query_plants import repeated_batches_start_from_the_newest
+from tests.model.query_plants import appends_ignore, repeated_batches_start_from_the_newest
 
 
 class _AnyJob(Materializer):
@@ -97,20 +96,10 @@ def ignored_pins() -> AbstractContextManager[object]:
     return patch.object(StandingPins, "need", lambda *_: False)
 
 
-_append: Final = NumberedLog.append
-
-
-def _append_unfenced(log: NumberedLog, entry: QueryCheckpoint, payload: list[bytes]) -> QueryCheckpoint:
-    try:
-        return _append(log, entry, payload)
-    except FencedError:
-        return entry
-
-
 def not_fenced() -> AbstractContextManager[object]:
     """A driver goes on, and deletes, although a newer start has claimed its log."""
     planted = ExitStack()
-    planted.enter_context(patch.object(NumberedLog, "append", _append_unfenced))
+    planted.enter_context(appends_ignore(FencedError))
     planted.enter_context(patch.object(NumberedLog, "require_ownership", lambda _: None))
     return planted
 

@@ -149,8 +149,6 @@ class QueryLife:
             self._driver = Remote(partial(QueryDriver, self._notes, self._clock_start_s, self._appends))
         if self._jumps:
             self._jump(rng)
-        is_followed = run.options["changelog"] and self._ahead_s[-1] <= _EARLY_S
-        self._query.excuse(is_followed)
         self._port = self._of_driver(
             "start", run, self._now_s, self._ahead_s[-1], random_harm(rng, self._mood, _START_CALLS)
         )
@@ -166,8 +164,6 @@ class QueryLife:
         self._ahead_s = [rng.choice([0.0, 0.0, -3600.0, 50.0, 7200.0]) for _ in self._ahead_s]
         self.moves.append(f"clocks are ahead by {self._ahead_s} s")
         self._counts["jumps of clocks"] += 1
-        if self._ahead_s[-1] > _EARLY_S:
-            self._query.excuse(is_followed=False)
 
     def _stop(self, rng: Random) -> None:
         had_run, self._run = self._run is not None, None
@@ -355,6 +351,8 @@ class QueryLife:
         self._have_former_act(rng)
         if self._jumps and rng.random() < 0.05:
             self._jump(rng)
+        if not self._options["changelog"] or self._ahead_s[-1] > _EARLY_S:
+            self._query.unkept = batch
         self._notes.offer(batch, self._query.time_ms)
         harm = random_harm(rng, self._mood, 20 * len(self._graph.uids))
         self._of_driver("begin", self._now_s, self._ahead_s[-1], harm)
@@ -510,7 +508,7 @@ class QueryLife:
             if rng.random() < 0.3:
                 self._outsiders.until_done(rng, "collect", self._query.location, 0.0)
         self.moves.append(f"renamed {first}: {names}")
-        self._query.excused.add(first)
+        self._query.unkept = max(self._query.states)
         self._counts["renames"] += 1
         newest = max(self._query.states)
         if newest >= 0:
@@ -526,7 +524,7 @@ class QueryLife:
             self._run_batch(Random(f"{self._seed}/end"))
             for uid in self._graph.uids:
                 self._outsiders.read(query, uid, max(query.states))
-                for pin in query.lasting:
+                for pin in query.lasting & query.pinned.keys():
                     self._outsiders.read(query, uid, pin)
         self._counts["lives"] += 1
 

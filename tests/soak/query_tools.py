@@ -54,7 +54,7 @@ class QueryTool:
         return f"{damages}" if damages else ""
 
     def collect(self, location: str, min_age_s: float) -> int:
-        """Delete what nobody needs, and release the pins of branches that are gone; return how many objects went."""
+        """Delete orphans, and release the pins of branches that are gone; return how many objects were deleted."""
         return len(statelog.delete_orphans(location, min_age_s=min_age_s, release=True))
 
     def pin(self, location: str, lasts_s: float | None) -> str:
@@ -135,8 +135,8 @@ class QueryModel:
     """How far a consumer of each operator has come."""
     replaced: set[str] = field(default_factory=set)
     """The operators whose consumer is at a batch that was taken back."""
-    excused: set[str] = field(default_factory=set)
-    """The operators whose consumer may find its changes gone."""
+    unkept: int = -1
+    """The newest batch whose changes a consumer may miss: it ran without a changelog, or pins were thought expired."""
 
     @property
     def location(self) -> str:
@@ -148,20 +148,18 @@ class QueryModel:
         found = {one.name: one for one in statelog.list_pins(self.location) if not one.owner.startswith(OWNER)}
         for name in found.keys() - self.pinned.keys():
             pinned = found[name]
-            known = self.states | {batch: states} if pinned.is_on_line else self.lost
+            if pinned.is_on_line:
+                known = self.states | {batch: states}
+            elif batch in self.lost:
+                continue  # that of an earlier try of the batch, or of the one before
+            else:
+                known = self.lost | {batch: states}
             if pinned.batch in known:
                 self.pinned[name] = pinned.batch, known[pinned.batch]
         for gone in self.pinned.keys() - found.keys():
             if gone in self.lasting:
                 raise Difference(f"{gone} is gone, and was to stay")
             del self.pinned[gone]
-
-    def excuse(self, is_followed: bool) -> None:
-        """Note whether the next batches keep their changes for consumers; those that have not begun do not mind."""
-        if is_followed:
-            self.excused &= self.followed.keys()
-        else:
-            self.excused |= set(self.uids)
 
     def go_back(self, to: int) -> None:
         """Forget the batches after one."""
@@ -173,7 +171,7 @@ class QueryModel:
     def branched(self, notes: SparkNotes, first_batch: int) -> QueryModel:
         """The model of a branch."""
         states = {of: states for of, states in self.states.items() if of < first_batch}
-        return QueryModel(notes, self.uids, states, retained=1, time_ms=self.time_ms, parent=self)
+        return QueryModel(notes, self.uids, states, retained=1, time_ms=self.time_ms, parent=self, unkept=self.unkept)
 
 
 # ---- What they do ----
@@ -307,7 +305,7 @@ class Outsiders:
         found: Followed | None,
     ) -> None:
         if found is None:
-            if since is not None and uid not in query.excused | query.replaced:
+            if since is not None and uid not in query.replaced and since.batch >= query.unkept:
                 raise Difference(f"the changes of {uid} since batch {since.batch} are gone")
             query.followed.pop(uid, None)
             query.replaced.discard(uid)

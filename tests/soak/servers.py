@@ -168,9 +168,9 @@ class Harmed(Observer, FaultPlan):
         if self._is_last():
             if call.operation not in _CHANGING or self._random.random() < 0.5:
                 _die()
-            if self._late is not None and call.operation in LATE and self._random.random() < 0.6:
-                return Fault(action=partial(self._leave_and_die, self._late))
             return Fault("after", action=partial(self._tear_and_die, call))
+        if self._late is not None and call.operation in LATE and self._random.random() < self._rate / 5:
+            return Fault(action=partial(self._leave_and_die, self._late))
         if self._random.random() >= self._rate * (3 if call.operation == "sync" else 1):
             return None
         self.faults += 1

@@ -13,12 +13,14 @@ from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
+from statelog.runs.writer import encode_run
 from statelog.storage import LocalStore
 from statelog.tables.runs import RunsTable
 from statelog.tasks.changeset import ChangesetWriter
 from tests.attempts import make_attempt, make_begun
 
 HEAD = bytes(range(16))
+LOCAL_RUN = encode_run([], compression=None, block_rows=1)
 
 
 class Given(BatchChanges):
@@ -49,7 +51,7 @@ class Given(BatchChanges):
         return b"%b %d" % ((compression or "plain").encode(), rows) if rows else b"", rows
 
     def write_local(self, sink: pa.NativeFile) -> None:
-        sink.write(b"local %d" % self.made)
+        sink.write(LOCAL_RUN)
 
 
 class Subtask:
@@ -102,7 +104,7 @@ def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
     assert [part.name for part in changeset.segments if part.name] == list(named)
     assert subtask.objects == named
     after = digests.extend(HEAD, 3, [digests.checksum(data) for data in stored])
-    assert subtask.local_runs() == {LocalRun(3, 3, HEAD, after): b"local 25"}
+    assert subtask.local_runs() == {LocalRun(3, 3, HEAD, after): LOCAL_RUN}
 
 
 def test_a_part_is_taken_as_soon_as_there_is_enough_for_it(tmp_path: Path) -> None:
@@ -136,9 +138,9 @@ def test_without_changelog_only_the_local_run_is_written(tmp_path: Path, rows: i
     subtask = Subtask(tmp_path)
     subtask.changes.make(rows)
     local_run, changeset = subtask.writer.finish_local(subtask.local, 50)
-    data = b"local %d" % rows
-    assert changeset.segments == [SegmentRef(0, 7, digests.checksum(data), 0, 0, rows, 50)]
+    checksum = digests.checksum(LOCAL_RUN)
+    assert changeset.segments == [SegmentRef(0, 7, checksum, 0, 0, rows, 50)]
     assert changeset.payload == b""
-    assert local_run == LocalRun(3, 3, HEAD, digests.extend(HEAD, 3, [digests.checksum(data)] if rows else []))
-    assert subtask.local_runs() == {local_run: data}
+    assert local_run == LocalRun(3, 3, HEAD, digests.extend(HEAD, 3, [checksum] if rows else []))
+    assert subtask.local_runs() == {local_run: LOCAL_RUN}
     assert subtask.objects == {}

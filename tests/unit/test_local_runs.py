@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
+import socket
 import stat
 import weakref
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog import CorruptionError, ErrorKind, Step
+from statelog import CorruptionError, ErrorKind, Step, StorageError
 from statelog.history.restore_plan import RestorePlan
 from statelog.local.policy import MergePolicy
 from statelog.local.restore import restore_runs
@@ -633,3 +635,14 @@ def test_a_run_that_was_written_just_now_is_open_whatever_another_attempt_does_t
     write_run(local, edge, encode_changes(VALUE, [(1, b"1", b"", Operation.PUT, "x")]), "0-token")
     (tmp_path / edge.file_name).unlink()
     assert local.open(edge).sections.keys() == {"value"}
+
+
+def test_local_runs_that_never_open_are_an_error_of_the_host(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(local: LocalRuns, local_run: LocalRun) -> Run:
+        raise FileNotFoundError(local_run.file_name)
+
+    engine.new_workers()
+    monkeypatch.setattr(LocalRuns, "open", lose)
+    with pytest.raises(StorageError, match=f"Host {re.escape(socket.gethostname())} .*gone in .* attempts") as caught:
+        engine.run_commands(4, 0, [((0, None), ("read",))])
+    assert caught.value.kind is ErrorKind.LOCAL_DISK

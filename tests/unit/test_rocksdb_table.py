@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -398,6 +400,16 @@ def test_what_is_added_to_a_table_is_told_over_all_its_runs(tmp_path: Path) -> N
     table.close()
     first, second = (run.size_bytes for _, run in runs)
     assert told == [first + second, first, first + second]
+
+
+def test_a_full_disk_under_rocksdb_is_named_with_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise Exception("IO error: No space left on device")
+
+    monkeypatch.setattr(rocksdict, "Rdict", fail)
+    with pytest.raises(StorageError, match=f"Host {re.escape(socket.gethostname())} .*No space left") as caught:
+        RocksTable.open(tmp_path)
+    assert caught.value.kind is ErrorKind.LOCAL_DISK
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["made anew", "gone on with"])

@@ -131,7 +131,7 @@ def test_rows_by_time_are_a_sorted_dictionary(
                 held = {entry: value for entry, value in held.items() if entry[0] not in what}
                 is_cleared = True
             else:
-                # What is removed altogether still shows to later reads of the chunk, which nobody makes.
+                # After a clear, later reads of the same chunk may still show old rows; the engine makes no such reads.
                 check(columns, before, what, with_changes=False)
                 if not is_cleared:
                     check(columns, held, what, with_changes=True)

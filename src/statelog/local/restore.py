@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from statelog.errors import CorruptionError, ErrorKind, StorageError
+from statelog.errors import CorruptionError
 from statelog.history.restore_plan import ClippedSegment, RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SharedReads
 from statelog.local.stored_reader import RunMemory, read_ahead, read_run, read_stored, read_threads
+from statelog.local.use import disk_error
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, clip_run
@@ -73,11 +74,7 @@ def restore_runs(
         except (CorruptionError, FileNotFoundError):
             # The damaged file is removed now, or another worker merged it: look again.
             continue
-    raise StorageError(
-        f"The local runs in {local.directory} could not be opened in {_ATTEMPTS} attempts.",
-        kind=ErrorKind.LOCAL_DISK,
-        hint="Is the disk failing, or does another program remove files there?",
-    )
+    raise disk_error(local.directory, f"they were damaged or gone in {_ATTEMPTS} attempts to open them")
 
 
 def read_segments(

@@ -198,7 +198,7 @@ class LocalRuns:
         """
         path = self.directory / local_run.file_name
         with removed_on_failure(written):
-            run = _map(written, on_damage=partial(self._discard, path), is_trusted=True)
+            run = _map(written, str(path), on_damage=partial(self._discard, path), is_trusted=True)
             self.stamps.stamp(written)
             written.rename(path)
         self._opened[local_run.file_name] = run
@@ -363,9 +363,12 @@ def _in_groups(runs: Iterable[Run], policy: MergePolicy) -> Iterator[list[Run]]:
         yield group
 
 
-def _map(path: Path, on_damage: Callable[[], None] | None = None, *, is_trusted: bool = False) -> Run:
+def _map(
+    path: Path, name: str | None = None, *, on_damage: Callable[[], None] | None = None, is_trusted: bool = False
+) -> Run:
+    """Map a file into memory; `name` is what messages call it."""
     with pa.memory_map(str(path)) as mapped:
-        return Run(mapped.read_buffer(), str(path), on_damage=on_damage, is_trusted=is_trusted)
+        return Run(mapped.read_buffer(), name or str(path), on_damage=on_damage, is_trusted=is_trusted)
 
 
 def writing_batch(file_name: str) -> int:

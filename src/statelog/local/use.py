@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from statelog.errors import ErrorKind, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import JOB_FOLDER, LocalRuns
 
@@ -31,6 +33,17 @@ SPARE_BATCHES: Final = 10
 """Number of batches that a subtask may run elsewhere before its files go."""
 _SUFFIX: Final = ".used"
 _BATCH_BYTES: Final = 20
+
+
+def disk_error(directory: Path, reason: object) -> StorageError:
+    """The error of local files that cannot be written, read or found; it names the host, as Spark's report may not."""
+    return StorageError(
+        f"Host {socket.gethostname()} cannot keep local files in {directory}: {reason}.",
+        kind=ErrorKind.LOCAL_DISK,
+        hint="Free space on that disk or replace it, or choose another with Options(local_directory=...) or"
+        " SPARK_LOCAL_DIRS. Does another program remove files there? No state is lost: local files are copies of what"
+        " the store has.",
+    )
 
 
 @contextmanager

@@ -297,7 +297,7 @@ class SavedPoint(Point):
         return sum(file.length for state in self.tables for file in state.files)
 
     def held(self, since: int | None = None) -> AbstractContextManager[Callable[[], None]]:
-        """Nothing is done: nobody deletes from a savepoint."""
+        """Do nothing: a savepoint does not change."""
         return nullcontext(lambda: None)
 
     def changes(self, stored: StateSchema, keys: Keys | None = None) -> Iterator[pa.RecordBatch]:

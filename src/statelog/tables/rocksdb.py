@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, ProcessorError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
+from statelog.local.use import disk_error
 from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
@@ -452,11 +453,7 @@ class RocksTable(StateTable):
             if type(error) is not Exception:
                 raise
             self._is_broken = True
-            raise StorageError(
-                f"The RocksDB table in {self._folder} failed: {error}.",
-                kind=ErrorKind.LOCAL_DISK,
-                hint="Nothing is lost: it is made again from the local runs. Is the disk full, or failing?",
-            ) from error
+            raise disk_error(self._folder, f"the RocksDB table failed: {error}") from error
 
 
 def rocksdict_library() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, ProtocolError, StatelogError, StorageError
 from statelog.history.restore_plan import RestorePlan
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.local.use import LocalCache, in_use, is_turn_to_remove, remove_unused
+from statelog.local.use import LocalCache, disk_error, in_use, is_turn_to_remove, remove_unused
 from statelog.metrics import Measurements, Step
 from statelog.options import Options
 from statelog.rpc.messages import Acked, Begin, Begun, CheckOwner, Kept, ReadProgress, Reply, Request, TaskId
@@ -25,20 +24,6 @@ from statelog.storage import Store
 from statelog.tables.open import MemoryTables
 
 _Reply = TypeVar("_Reply")
-
-
-@contextmanager
-def _named_disk(local: Path) -> Iterator[None]:
-    """Report an error of local files with its host; all others have types of their own where they occur."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"Host {socket.gethostname()} cannot keep local files in {local}: {error}.",
-            kind=ErrorKind.LOCAL_DISK,
-            hint="Free space on that disk or replace it, or choose another with Options(local_directory=...) or"
-            " SPARK_LOCAL_DIRS. No state is lost: local files are copies of what the store has.",
-        ) from error
 
 
 class WorkerMemory:
@@ -116,6 +101,15 @@ class Attempt:
     def step(self, step: Step) -> None:
         """Tell the observer that the attempt has come to a step."""
         self.options.observer.step(step, self.task.batch, self.task.subtask)
+
+
+@contextmanager
+def _named_disk(local: Path) -> Iterator[None]:
+    """Report an error of local files with its host; processors, stores and calls have error types of their own."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(local, error) from error
 
 
 def require_reply(reply: Reply, kind: type[_Reply], what: str) -> _Reply:

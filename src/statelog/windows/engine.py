@@ -239,6 +239,11 @@ def first_of_each(owners: Int64s) -> Int64s:
     return np.flatnonzero(np.diff(owners, prepend=-1))
 
 
+def last_of_each(owners: Int64s) -> Int64s:
+    """The last place of each of some ascending numbers."""
+    return np.flatnonzero(np.diff(owners, append=-1))
+
+
 def open_and_closed(rows: TimeRows, is_open: Mask) -> tuple[Int64s, Mask]:
     """The keys of which no row is open, and the rows of the others that are not; all rows of the keys are given."""
     owners = rows.key_index

@@ -17,7 +17,16 @@ from statelog.operators.keyed.columns import TimerColumns
 from statelog.operators.keyed.time_columns import TimeColumns, TimeRows
 from statelog.runs.byte_slices import BUDGET
 from statelog.windows.contents import Contents, Mask, TimedRows
-from statelog.windows.engine import ChunkKeys, Clock, Windows, WindowShape, WindowTimes, first_of_each, open_and_closed
+from statelog.windows.engine import (
+    ChunkKeys,
+    Clock,
+    Windows,
+    WindowShape,
+    WindowTimes,
+    first_of_each,
+    last_of_each,
+    open_and_closed,
+)
 from statelog.windows.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes
 from statelog.windows.pane_grid import Panes
 from statelog.windows.processor import WindowContext
@@ -216,7 +225,7 @@ class TimeWindows(Windows):
     def _remove(self, owners: Int64s, panes: Int64s) -> None:
         """Remove panes and their rows, by key and time; no earlier ones are open."""
         self._panes.remove(owners, panes)
-        lasts = np.append(first_of_each(owners)[1:], len(owners))[: len(owners)] - 1
+        lasts = last_of_each(owners)
         self._contents.remove(owners[lasts], panes[lasts] + self._grid.width_ms)
 
     def _close_large(self, owner: int, times: WindowTimes) -> None:

@@ -24,6 +24,7 @@ from statelog.windows.engine import (
     WindowShape,
     WindowTimes,
     first_of_each,
+    last_of_each,
     open_and_closed,
     schema_behind,
 )
@@ -243,7 +244,7 @@ class Sessions(Windows):
     def _remove(self, owners: Int64s, starts: Int64s, ends: Int64s) -> None:
         """Remove sessions and their rows, by key and time; no earlier ones are open."""
         self._sessions.remove(owners, starts)
-        lasts = np.append(first_of_each(owners)[1:], len(owners))[: len(owners)] - 1
+        lasts = last_of_each(owners)
         self._contents.remove(owners[lasts], ends[lasts])
 
     def _clear(self, owners: Int64s) -> None:
