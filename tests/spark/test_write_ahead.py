@@ -14,7 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from statelog import ConfigurationError, Options
+from statelog import ConfigurationError, FencedError, Options
+from statelog.clock import SystemClock
+from statelog.log.entry import Claim
+from statelog.log.open import open_log
+from statelog.storage import LocalStore
 from tests.spark.support import Answer, Job, Order, Salted, make_orders
 
 pytestmark = pytest.mark.spark
@@ -89,6 +93,28 @@ def test_a_repeated_batch_gives_the_sink_the_same_rows(
     assert {batch: rows for batch, [rows] in second.rows.items()} == {2: expected[2], 3: expected[3]}
     assert first.rows[1] == [expected[1]]
     assert first.rows[2] == [expected[2] if ends == "after" else []]
+
+
+def test_a_sink_that_lacks_what_the_new_owner_deleted_is_fenced(spark: SparkSession, tmp_path: Path) -> None:
+    """The tasks that read stored rows know no driver to ask: the sink's errors are looked into where it was called."""
+    job = Job(tmp_path).add(make_orders(1, seed=83))
+    options = Options(inline_budget_bytes=0)
+    set_salt(job, 7)
+
+    def superseded(df: DataFrame, batch: int) -> None:
+        log = open_log(LocalStore(job.state), Options(), SystemClock())
+        log.claim(lambda epoch: Claim(epoch, "query", "run", bytes(16), 0))
+        stored = [path for path in job.state.glob("output*/**/*") if path.is_file()]
+        for path in stored:
+            path.unlink()
+        with pytest.raises(Exception, match="object-missing"):
+            assert stored and df.collect()
+        df.collect()
+
+    with pytest.raises(StreamingQueryException) as raised:
+        run(job, salted(job, spark, 2, options), superseded, options=options)
+    error = statelog.error_of(raised.value)
+    assert isinstance(error, FencedError), error
 
 
 def test_a_rewind_computes_the_batch_again(spark: SparkSession, tmp_path: Path) -> None:

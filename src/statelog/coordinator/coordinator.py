@@ -268,7 +268,7 @@ class Coordinator:
                 self._operator_of(request.task).restoring.note(request)
             case CheckOwner():
                 self._operator_of(request.task)
-                self._writer.require_ownership()
+                self.require_ownership()
             case Ack():
                 return self.ack(request, payload)
         return Acked()
@@ -433,6 +433,10 @@ class Coordinator:
             self._require_running()
             entry = self._durable(batch)
             return next(Checkpoint.of(entry, section) for section in entry.sections if section.uid == uid)
+
+    def require_ownership(self) -> None:
+        """Raise FencedError, which names the new owner, if a newer start has claimed the log."""
+        self._writer.require_ownership()
 
     def require_committed(self, batch: int) -> None:
         """Raise StateMissingError if a batch that Spark has committed has no checkpoint.

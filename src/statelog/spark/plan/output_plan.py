@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from statelog.errors import ConfigurationError, ErrorKind
+from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.metrics import Observer
 from statelog.options import Options
 from statelog.spark.driver import internals
@@ -37,7 +38,7 @@ class StoredOutputSink:
     options: Options
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Take a batch; raises the errors of the query and of the sink."""
+        """Take a batch; raises the errors of the query and of the sink, FencedError if a newer start owns the log."""
         rows.write.format("noop").mode("append").save()
         session = rows.sparkSession
         query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -52,8 +53,14 @@ class StoredOutputSink:
             )
         location, segments = running.location, running.coordinator.durable_checkpoint(self.uid, batch).segments
         is_kept = running.coordinator.kept_batch == batch
-        columns = output_columns(location, segments[0], self.columns) if is_kept else self.columns
-        self.sink(output_frame(session, location, segments, columns, self.options), batch)
+        try:
+            columns = output_columns(location, segments[0], self.columns) if is_kept else self.columns
+            self.sink(output_frame(session, location, segments, columns, self.options), batch)
+        except Exception:
+            # A newer start deletes what this one still reads, so whatever the sink reports may be its doing.
+            with suppress(StorageError):
+                running.coordinator.require_ownership()
+            raise
 
 
 def options_in_front(df: DataFrame) -> Options:
