@@ -39,7 +39,7 @@ class Engine:
     group : callable
         What makes the object that ``transformWithState`` is called on of a DataFrame and names of columns.
     own_arguments : callable
-        Further arguments, of the name that an operator has in a query.
+        Further arguments of it, of the name that an operator has in a query.
     """
 
     name: str
@@ -59,10 +59,10 @@ class Engine:
         **more: Any,
     ) -> DataFrame:
         """The operator's output; `arguments` are its output type, output mode and time mode."""
-        grouped = self.group(df, *keys)
+        grouped = self.group(df, *keys, **self.own_arguments(uid))
         method = grouped.transformWithStateInPandas if uses_frames else grouped.transformWithState
         state = None if initial is None else self.group(initial, *(initial_keys or keys))
-        result: DataFrame = method(processor, *arguments, initialState=state, **more, **self.own_arguments(uid))
+        result: DataFrame = method(processor, *arguments, initialState=state, **more)
         return result
 
 
