@@ -619,9 +619,6 @@ class QueryLife:
             self._workers = {place: one for place, one in self._workers.items() if one is not worker}
         elif failure.is_lost and self._driver is not None and self._driver.is_dead(within_s=5):
             raise self._driver_died() from None
-        elif failure.kind == ErrorKind.LOCAL_DISK and self._former and not failure.is_injected:
-            # A superseded start on the same host takes unfinished files for those of dead attempts. Spark tries again.
-            self._counts["attempts disturbed by superseded starts"] += 1
         elif not failure.is_injected:
             raise failure
         else:

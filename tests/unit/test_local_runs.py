@@ -101,45 +101,42 @@ def test_only_what_is_missing_is_fetched(engine: Engine, monkeypatch: pytest.Mon
     assert len(names) == 1
 
 
-def test_a_sweep_leaves_what_another_attempt_of_the_batch_is_writing(tmp_path: Path) -> None:
-    """A restore writes files of batches that are certain, and a merge replaces them."""
+def test_a_sweep_leaves_what_another_attempt_is_writing(tmp_path: Path) -> None:
+    """A restore writes files of batches that are certain, and a merge replaces them; another start may be behind."""
     a, b, c, other = (bytes([number]) * 16 for number in range(1, 5))
     genesis, local = bytes(16), LocalRuns(tmp_path)
     path = [LocalRun(0, 0, genesis, a), LocalRun(1, 1, a, b), LocalRun(2, 2, b, c)]
     merged, dead = LocalRun(0, 1, genesis, b), LocalRun(1, 1, a, other)
     for local_run in (*path, merged, dead):
         write_run(local, local_run, encode_run([], compression=None, block_rows=1), "3-token")
-    writing, left = tmp_path / "3-attempt.tmp", tmp_path / "2-attempt.tmp"
-    for file in (writing, left):
-        file.write_bytes(b"half")
+    writing, merging = tmp_path / "1-attempt.tmp", tmp_path / "1-attempt.job"
+    writing.write_bytes(b"half")
+    merging.mkdir()
     local.sweep(path, certain=2)
     assert set(local.local_runs()) == {*path, merged}, "what shortens the path has just been merged"
-    assert writing.exists()
-    assert not left.exists()
     shorter = local.chain(genesis, c)
     assert shorter == [merged, path[2]]
     local.sweep(shorter, certain=3)
     assert set(local.local_runs()) == set(shorter)
-    assert not writing.exists()
+    assert writing.exists()
+    assert merging.exists()
 
 
 @pytest.mark.parametrize("table", [{}, {"keeps_rocksdb": False}, {"keeps_rocksdb": True}])
-def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
+def test_a_sweep_removes_the_folder_of_another_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, bool]
 ) -> None:
     """And neither the job that goes on from batch to batch nor its lock; another task may sweep at the same time."""
     local, local_run = LocalRuns(tmp_path), LocalRun(0, 2, bytes(16), b"1" * 16)
     write_run(local, local_run, encode_run([], compression=None, block_rows=1), "2-token")
-    for name in ("job", "rocksdb", "2-dead.job", "3-live.job"):
+    for name in ("job", "rocksdb"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     (tmp_path / "job.lock").touch()
-    for name in ("2-dead.tmp", "unknown.tmp"):
-        (tmp_path / name).touch()
     ahead = LocalRun(1, 3, b"2" * 16, b"3" * 16)
     write_run(local, ahead, encode_run([], compression=None, block_rows=1), "3-token")
     found = os.listdir(tmp_path)
-    kept = {local_run.file_name, ahead.file_name, "job", "job.lock", "3-live.job"} | (
+    kept = {local_run.file_name, ahead.file_name, "job", "job.lock"} | (
         {"rocksdb"} if table.get("keeps_rocksdb") else set()
     )
     for _ in range(2):
@@ -152,7 +149,7 @@ def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
 
 
 def test_a_sweep_before_the_first_batch(tmp_path: Path) -> None:
-    (tmp_path / "unknown.tmp").touch()
+    (tmp_path / "unknown").touch()
     (tmp_path / "0-live.tmp").touch()
     LocalRuns(tmp_path).sweep([], certain=-1)
     assert os.listdir(tmp_path) == ["0-live.tmp"]

@@ -80,6 +80,7 @@ JOB_FOLDER: Final = "job"
 ROCKSDB_FOLDER: Final = "rocksdb"
 """Folder beside the runs with the RocksDB table that is made from them."""
 _KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
+_UNFINISHED: Final = (".tmp", f".{JOB_FOLDER}")
 _EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
 
 
@@ -319,20 +320,20 @@ class LocalRuns:
     def sweep(self, chain: Sequence[LocalRun], certain: int, *, keeps_rocksdb: bool = False) -> None:
         """Remove files of batches up to `certain` that are not in the chain, and forget their maps.
 
-        Such files come from attempts that failed and from other histories. None is still being written: a batch that is
-        certain has no live attempt, and the name of a temporary file tells the batch whose attempt writes it. A file
-        that shortens the chain stays: another attempt of the batch has just merged the runs that it replaces. The
-        RocksDB table goes unless it is still of use (`keeps_rocksdb`).
+        Such files come from attempts that failed and from other histories. A file that shortens the chain stays:
+        another attempt of the batch has just merged the runs that it replaces. Unfinished files stay as well: another
+        start of the query, which repeats an earlier batch, may be writing them, and `in_use` removes those of killed
+        processes. The RocksDB table goes unless it is still of use (`keeps_rocksdb`).
         """
         kept = {local_run.file_name for local_run in chain} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
         digests = {digest for local_run in chain for digest in (local_run.before, local_run.after)}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
             local_run = LocalRun.parse(name)
             is_shortcut = local_run is not None and local_run.before in digests and local_run.after in digests
-            last = writing_batch(name) if local_run is None else local_run.last
-            if name in kept or name in _KEPT_NAMES or last > certain or is_shortcut:
+            is_later = local_run is not None and local_run.last > certain
+            if name in kept or name in _KEPT_NAMES or name.endswith(_UNFINISHED) or is_later or is_shortcut:
                 continue
-            if name.endswith(f".{JOB_FOLDER}") or name == ROCKSDB_FOLDER:
+            if name == ROCKSDB_FOLDER:
                 shutil.rmtree(self.directory / name, ignore_errors=True)
             else:
                 (self.directory / name).unlink(missing_ok=True)
@@ -369,9 +370,3 @@ def _map(
     """Map a file into memory; `name` is what messages call it."""
     with pa.memory_map(str(path)) as mapped:
         return Run(mapped.read_buffer(), name or str(path), on_damage=on_damage, is_trusted=is_trusted)
-
-
-def writing_batch(file_name: str) -> int:
-    """The batch that writes a temporary file; -1 for another file."""
-    prefix = file_name.partition("-")[0]
-    return int(prefix) if prefix.isdecimal() else -1

@@ -12,7 +12,6 @@ import xxhash
 
 from statelog.files import removed_on_failure, write_file
 from statelog.history.restore_plan import Extent, RestorePlan
-from statelog.local.runs import writing_batch
 from statelog.storage import Store
 from statelog.storage.wrapper import StoreWrapper
 
@@ -97,7 +96,8 @@ def remove_shared(folder: Path, certain: int) -> None:
     except FileNotFoundError:
         return
     for name in names:
-        if writing_batch(name) <= certain:
+        prefix = name.partition("-")[0]
+        if not prefix.isdecimal() or int(prefix) <= certain:
             (folder / name).unlink(missing_ok=True)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from statelog.files import removed_on_failure, write_file
-from statelog.local.runs import writing_batch
 from statelog.runs import digests
 
 
@@ -33,11 +32,11 @@ class LocalSnapshots:
         with removed_on_failure(temporary):
             temporary.rename(self._path(checksum))
 
-    def sweep(self, kept: Collection[bytes], batch: int) -> None:
-        """Remove all files but the snapshots of some checksums, and files still being written for `batch` or later."""
+    def sweep(self, kept: Collection[bytes]) -> None:
+        """Remove all snapshots but those of some checksums; unfinished files are left to `in_use`."""
         names = {self._path(checksum).name for checksum in kept}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
-            if name not in names and not (name.endswith(".tmp") and writing_batch(name) >= batch):
+            if name not in names and not name.endswith(".tmp"):
                 (self.directory / name).unlink(missing_ok=True)
 
     def _path(self, checksum: bytes) -> Path:

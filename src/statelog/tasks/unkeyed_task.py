@@ -121,7 +121,7 @@ class UnkeyedTask:
                 checksum = digests.checksum(data)
         is_unchanged = checksum == before
         name = "" if is_unchanged else self._store_snapshot(begun, checksum, data)
-        self._local(begun).sweep([checksum] if before is None else [before, checksum], task.batch)
+        self._local(begun).sweep([checksum] if before is None else [before, checksum])
         length, rows = (0, 0) if is_unchanged else (len(data), sum(section.count for section in sections))
         attempt.step(Step.ACKING)
         ack = Ack(
