@@ -43,7 +43,7 @@ from statelog.rpc.tls import new_identity
 from statelog.runs import digests
 from statelog.runs.schema import StateDescriptor, StateKind, encode_schema
 from statelog.storage import Store, open_store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 
 _TENTH: Final = 0.1
 _PAYLOADS: Final = 257

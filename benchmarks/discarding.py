@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from statelog.storage import LocalStore
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 
 SCHEME: Final = "discarded"
 

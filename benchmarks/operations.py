@@ -27,8 +27,8 @@ from statelog.runs.reader import Run
 from statelog.runs.times import Moment
 from statelog.stopwatch import Part, Stopwatch
 from statelog.tables.runs import RunsTable
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
+from statelog.testing.rows import OperatorArguments
 
 _NUMBER: Final = "n long"
 _HELD: Final = 10

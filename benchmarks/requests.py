@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from statelog.storage import LocalStore, ObjectInfo
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 
 PUT: Final = "PUT"
 LIST: Final = "LIST"

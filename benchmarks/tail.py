@@ -29,7 +29,7 @@ from statelog.metrics import Measurements, Metric
 from statelog.storage import Store, open_store
 from statelog.storage.hedging import Races
 from statelog.storage.retry import RetryingStore, RetryPolicy
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 
 SINGLE: Final = "single"
 HEDGED: Final = "hedged"

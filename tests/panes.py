@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statelog.windows.pane_grid import Panes
+from statelog.windows.pane_columns import Panes
 
 
 def pane_of(grid: Panes, time_ms: int) -> int | None:

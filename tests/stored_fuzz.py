@@ -26,8 +26,8 @@ import pyarrow as pa
 import xxhash
 
 from statelog import list_checkpoints, read_state
+from statelog.convert.ddl import parse_type_json
 from statelog.convert.state_tables import Positions, StateColumns
-from statelog.convert.type_json import parse_type_json
 from statelog.errors import StatelogError
 from statelog.history.footprint import Footprint
 from statelog.history.pins import Consumer, Pin, read_pin, write_pin

@@ -11,7 +11,7 @@ from statelog.clock import Clock
 from statelog.errors import ErrorKind, StorageError
 from statelog.storage import LocalStore, ObjectInfo, Store
 from statelog.storage.location import scheme_of
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 
 _T = TypeVar("_T")
 

@@ -57,12 +57,10 @@ from .operators.unkeyed.processor import OperatorContext, OperatorHandle, Operat
 from .operators.unkeyed.states import BroadcastState, OperatorListState
 from .options import Options
 from .queries.branch import branch
-from .queries.fall_back import FellBack, fall_back
-from .queries.forget import Forgotten, forget
 from .queries.migrate import migrate
 from .queries.orphans import delete_orphans, list_orphans
-from .queries.rename import Renamed, rename
-from .queries.rewind import Rewound, rewind
+from .queries.rename import Forgotten, Renamed, forget, rename
+from .queries.rewind import FellBack, Rewound, fall_back, rewind
 from .queries.save_restore import Restored, Savepoint, restore, savepoint
 from .reading.changes import read_changes
 from .reading.compare import StateComparison, compare

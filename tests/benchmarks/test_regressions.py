@@ -36,8 +36,8 @@ from statelog.runs.reader import Run
 from statelog.runs.times import Moment
 from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
-from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.keyed import KeyedQuery
+from statelog.testing.rows import OperatorArguments, read_schema
 from statelog.windows.build import WindowDefinition
 
 INPUT = "key long, item long, time timestamp, x double, checks boolean"

@@ -20,7 +20,7 @@ from statelog.aggregates.build import (
 )
 from statelog.convert.types import key_schema
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
+from statelog.testing.rows import read_schema
 from tests.compat.stored import read_query, write_query
 
 FIXTURES: Final = Path(__file__).parent / "aggregates"

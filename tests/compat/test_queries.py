@@ -21,9 +21,9 @@ from statelog.coordinator.batch import BatchTime
 from statelog.local.stored_reader import read_stored
 from statelog.log.open import open_location
 from statelog.tasks.output_task import stored_batches
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalOperator
+from statelog.testing.rows import OperatorArguments
 from statelog.testing.unkeyed import UnkeyedQuery
 from tests.compat import test_aggregates, test_windows
 from tests.compat.test_fixtures import fixture_hash

@@ -16,9 +16,9 @@ from statelog.options import Options
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.reading.rows import one_by_one
 from statelog.reading.savepoint import Manifest
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import ManualClock
+from statelog.testing.rows import OperatorArguments
 from statelog.testing.unkeyed import UnkeyedQuery
 from tests.compat.test_fixtures import KEYS, SCRIPT, expected, fixture_hash
 from tests.model.engine import command_query, command_rows

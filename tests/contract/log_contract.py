@@ -18,8 +18,7 @@ from statelog.log.entry import Claim, Entry, EntryPlace, FrameReader, QueryCheck
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef
 from statelog.runs import digests
-from statelog.storage.store import Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import Store, StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.entries import segments_in, unplaced
 

@@ -31,8 +31,8 @@ from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.storage import LocalStore
 from statelog.tasks.attempt import Attempt, WorkerMemory
 from statelog.tasks.changeset import Changeset
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
+from statelog.testing.rows import OperatorArguments
 
 PAGE = Path(__file__).parents[2] / "docs" / "ARCHITECTURE.md"
 VALUE = "a value that is found again in bytes"

@@ -16,9 +16,9 @@ from statelog.operators.keyed.operator import KeyedRows
 from statelog.runs.key_groups import subtasks_of
 from statelog.storage import LocalStore, Store
 from statelog.tasks.keyed_task import BatchInput
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalQuery, ManualClock
+from statelog.testing.rows import OperatorArguments
 
 Key = tuple[int | None, str | None]
 Command = tuple[Any, ...]

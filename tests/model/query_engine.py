@@ -21,7 +21,7 @@ from statelog.coordinator.batch import BatchTime
 from statelog.errors import FencedError, StorageError
 from statelog.rpc.messages import Ping, Reply, Request, TaskId, TaskRequest, Tick
 from statelog.storage import LocalStore, Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.tasks.attempt import Attempt, WorkerMemory
 from statelog.testing.query import CrashPoint, ManualClock
 from tests.model.query_driver import Driver, Member, Results, Surroundings

@@ -18,9 +18,9 @@ from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options
 from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.runs.key_groups import subtasks_of
 from statelog.tasks.keyed_task import BatchInput
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalOperator
+from statelog.testing.rows import OperatorArguments
 from statelog.testing.unkeyed import UnkeyedQuery
 
 Row = tuple[int, int]

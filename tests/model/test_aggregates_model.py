@@ -23,7 +23,7 @@ from statelog.aggregates.build import (
 )
 from statelog.convert.types import key_schema
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
+from statelog.testing.rows import read_schema
 
 INPUT = "user string, time timestamp, n long, x double"
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -14,7 +14,7 @@ from statelog import CountWindows, SessionWindows, SlidingWindows
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
+from statelog.testing.rows import read_schema
 from statelog.windows.build import WindowDefinition, WindowPlan
 
 Window = tuple[int, int] | None

@@ -18,7 +18,7 @@ from statelog.__main__ import main
 from statelog.reading.savepoint import Manifest
 from statelog.runs.schema import encode_schema
 from statelog.storage import LocalStore, ObjectInfo
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.tools.pages.charts import Column, axis_steps, bar_chart
 from statelog.tools.pages.live import watch
 from statelog.tools.pages.model import PageModel, read_page

@@ -16,7 +16,7 @@ import pyarrow as pa
 from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim
 from statelog.log.open import open_location, open_log
-from statelog.runs.key_hashes import row_hashes
+from statelog.runs.key_groups import row_hashes
 from statelog.storage import LocalStore, Store
 from statelog.testing.query import ManualClock
 from tests.model.engine import Command, Engine, Key, Model

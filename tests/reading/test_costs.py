@@ -15,7 +15,7 @@ from statelog.log.references import SegmentRef
 from statelog.reading.open import open_logged
 from statelog.runs.writer import STORED_BLOCK_BYTES
 from statelog.storage import Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from tests.reading.large_state import (
     LEVELS,
     PARALLELISM,

@@ -8,7 +8,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from statelog.reading.key_sizes import KeySizes
+from statelog.reading.footers import KeySizes
 from statelog.runs.format import Operation, change_schema
 from statelog.runs.schema import StateDescriptor, StateKind
 

@@ -18,7 +18,7 @@ from statelog.history.footprint import Footprint
 from statelog.history.pins import MARGIN_S, HeldPin, Pin, pin_name, write_pin
 from statelog.reading.open import open_logged
 from statelog.storage import LocalStore, Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.query import ManualClock
 from tests.reading.story import Story, rows, value_rows

@@ -22,9 +22,9 @@ from statelog.history.pins import Pin, read_pin
 from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.open import open_location
 from statelog.storage import LocalStore
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import Crash, ManualClock
+from statelog.testing.rows import OperatorArguments
 from statelog.testing.unkeyed import UnkeyedQuery
 from tests.compat.test_savepoints import Collect
 from tests.model.engine import CommandProcessor, Key, command_query, command_rows

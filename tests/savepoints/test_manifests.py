@@ -13,7 +13,7 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, StatelogError
-from statelog.queries.target import UNFINISHED, begin_target
+from statelog.queries.save import UNFINISHED, begin_target
 from statelog.reading.savepoint import Manifest
 from statelog.storage import LocalStore, ObjectInfo
 from tests.compat.test_savepoints import FIXTURES

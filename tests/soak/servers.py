@@ -44,10 +44,10 @@ from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import LinkedStore
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalQuery, ManualClock
+from statelog.testing.rows import OperatorArguments
 from tests.model.engine import TickingClock
 from tests.model.keyed_commands import INPUT, OUTPUT, Commands, as_input, colliding_hash, good_hash
 from tests.model.keyed_model import Key, Row, Rules

@@ -19,8 +19,8 @@ from statelog.aggregates.build import KeyedDefinition, plan_aggregates
 from statelog.convert.types import key_schema
 from statelog.reading import rows as merged
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
 from statelog.testing.harness import parts_of
+from statelog.testing.rows import read_schema
 from tests.reading.story import STATES, Story, map_rows, value_rows
 
 

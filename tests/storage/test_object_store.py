@@ -27,7 +27,7 @@ from statelog.storage.location import ObjectLocation
 from statelog.storage.objects import Answer, Bucket, Clients, ObjectStore, storage_error
 from statelog.storage.open import local_path
 from statelog.storage.probe import check_put_if_absent, require_shared
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 
 SECRET = "c2VjcmV0c2VjcmV0"

@@ -27,8 +27,7 @@ from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
 from statelog.storage.hedging import Ended, Hedging, Race, Races
 from statelog.storage.retry import RetryingStore, RetryPolicy
-from statelog.storage.store import ObjectInfo, Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import ObjectInfo, Store, StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.query import ManualClock
 

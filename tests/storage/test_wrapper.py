@@ -15,7 +15,7 @@ from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import LinkedStore
 from statelog.storage.retry import RetryingStore, RetryPolicy
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 
 _T = TypeVar("_T")

@@ -29,10 +29,10 @@ from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore, Store, local, posix
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalQuery
+from statelog.testing.rows import OperatorArguments
 from statelog.testing.unkeyed import UnkeyedQuery
 
 Kind = Literal["keyed", "unkeyed"]

@@ -12,7 +12,7 @@ from statelog import ConfigurationError
 from statelog.aggregates.accumulators import resolved
 from statelog.aggregates.build import KeyedDefinition, plan_latest, plan_top
 from statelog.convert.types import key_schema
-from statelog.testing.arguments import read_schema
+from statelog.testing.rows import read_schema
 
 SCHEMA = read_schema(
     "user string, `v.1` long, `a``b` long, `at` timestamp, Size long, size long, Price double", "input"

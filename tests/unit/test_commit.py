@@ -14,7 +14,7 @@ from statelog.coordinator.batch import AcceptedAck
 from statelog.coordinator.commit import compose_section, generations_of
 from statelog.log.entry import Checkpoint, Section
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
-from statelog.operators.watermark import WatermarkPolicy
+from statelog.operators.event_time import WatermarkPolicy
 from statelog.rpc.messages import TaskId
 from statelog.runs.schema import StateSchema, encode_schema
 from tests.acks import make_ack

@@ -59,7 +59,7 @@ from statelog.rpc.messages import (
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore, Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.query import ManualClock
 from tests.acks import make_ack

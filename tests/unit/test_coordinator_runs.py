@@ -35,14 +35,14 @@ from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, QueryCheckpoint
 from statelog.log.open import open_log
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.metrics import Measurements, Metric
-from statelog.operators.watermark import WatermarkPolicy
+from statelog.operators.event_time import WatermarkPolicy
 from statelog.rpc.messages import Begin, Begun, Fetch, JobOutcome, Permit, SnapshotView, TaskId, View, Witness
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore, Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.query import ManualClock
 from tests.acks import make_ack

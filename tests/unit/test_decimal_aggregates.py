@@ -17,9 +17,9 @@ from statelog.aggregates.build import KeyedDefinition, KeyedPlan, plan_aggregate
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.convert.types import arrow_type, key_schema
-from statelog.runs.key_hashes import row_hashes
+from statelog.runs.key_groups import row_hashes
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
+from statelog.testing.rows import read_schema
 from statelog.windows.build import WindowDefinition
 
 MOST, LEAST = Decimal(10**38 - 1), Decimal(1 - 10**38)

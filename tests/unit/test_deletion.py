@@ -17,8 +17,7 @@ from statelog.coordinator.deletion import Deleter, DeletionGate
 from statelog.coordinator.grants import Grants
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
-from statelog.storage.store import ObjectInfo
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import ObjectInfo, StoreWrapper
 from tests.contract.log_contract import make_checkpoint
 
 

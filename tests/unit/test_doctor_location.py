@@ -11,7 +11,7 @@ import pytest
 from statelog import Finding, Store
 from statelog.errors import ErrorKind, StorageError
 from statelog.storage import LocalStore, ObjectInfo
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.testing.query import ManualClock
 from statelog.tools.doctor.finding import Place
 from statelog.tools.doctor.location import (

@@ -9,7 +9,7 @@ import pytest
 from statelog.errors import CorruptionError, StorageError
 from statelog.log.entry import FRAME_HEADER_BYTES, Entry, FrameReader, encode_frame
 from statelog.storage import LocalStore
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from tests.contract.log_contract import make_checkpoint, make_claim
 
 NAME = "log/1.log"

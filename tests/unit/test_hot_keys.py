@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.operators.keyed.hot_keys import MOST, HotKeys, hot_key_groups
+from statelog.operators.keyed.caller import MOST, HotKeys, hot_key_groups
 from statelog.runs.key_groups import GROUP_SHIFT
 from statelog.tables.table import KeyBatch
 

@@ -25,7 +25,7 @@ from statelog.options import Options
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
 from statelog.storage.links import LinkedStore, link
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.testing.query import ManualClock
 from tests.contract.log_contract import make_claim
 from tests.entries import checkpoint_of, entry_of, query_of, segments_in

@@ -34,10 +34,9 @@ from pyspark.sql.types import (
 import statelog
 from statelog import Aggregate
 from statelog.aggregates.accumulators import bind_aggregates
-from statelog.aggregates.groups import Groups
+from statelog.aggregates.groups import Groups, as_doubles
 from statelog.aggregates.kernels import WIDE, Columns, Overflow
 from statelog.aggregates.list_kernels import ListKernel, ListTooLarge
-from statelog.aggregates.stored import as_doubles
 from statelog.convert.types import arrow_type
 
 UTC = datetime.UTC

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statelog.runs.key_hashes import row_hashes
-from statelog.testing.arguments import read_schema
-from statelog.testing.rows import ColumnWriter
+from statelog.runs.key_groups import row_hashes
+from statelog.testing.rows import ColumnWriter, read_schema
 
 _NOON = datetime.datetime(2024, 7, 1, 12, 0, 0, 123456)
 _INTERVAL = datetime.timedelta(days=1, hours=2, minutes=3, seconds=4.5)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from statelog import Observer, ProtocolError, Step
 from statelog.local.materializer import Materialized, Materializer
+from statelog.local.restore import SHARED_FOLDER
 from statelog.local.runs import LocalRuns
-from statelog.local.shared_reads import SHARED_FOLDER
 from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.metrics import Metric, Recorded
 from statelog.operators.keyed.changes import ChangeBuffer

@@ -37,9 +37,9 @@ from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, ValueRows
 from statelog.tasks.keyed_task import read_initial
 from statelog.testing import Harness
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.harness import parts_of
 from statelog.testing.keyed import KeyedQuery
+from statelog.testing.rows import OperatorArguments
 from statelog.testing.unkeyed import UnkeyedQuery
 
 TEXTS = StateDescriptor("texts", StateKind.VALUE, pa.schema([("text", pa.string())]))

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from statelog.local.policy import MergePolicy
-from statelog.local.runs import LocalRun, LocalRuns
-from statelog.local.snapshots import LocalSnapshots
+from statelog.local.runs import LocalRun, LocalRuns, LocalSnapshots
 from statelog.local.use import (
     SPARE_BATCHES,
     LocalCache,

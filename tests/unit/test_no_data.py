@@ -23,9 +23,9 @@ from statelog.spark.driver.query_clocks import ClockStarts
 from statelog.spark.plan.operator_plan import IdleTime, NoDataRule, QueryProgress, needs_batch
 from statelog.spark.source.clock_source import ClockReader, clock_name
 from statelog.tasks.keyed_task import BatchInput
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalQuery, ManualClock
+from statelog.testing.rows import OperatorArguments
 
 SECRET = b"s" * 32
 IDLE = QueryProgress(

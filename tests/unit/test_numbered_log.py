@@ -17,8 +17,7 @@ from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageErro
 from statelog.log.entry import Fence, QueryCheckpoint, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
-from statelog.storage.store import ObjectInfo
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import ObjectInfo, StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.query import ManualClock
 from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim

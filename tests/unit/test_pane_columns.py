@@ -16,8 +16,7 @@ from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
 from statelog.aggregates.list_kernels import ListKernel
 from statelog.operators.keyed.time_columns import TimeRows
-from statelog.windows.pane_columns import PaneMerge, first_ends, group_rows, next_ends
-from statelog.windows.pane_grid import Panes
+from statelog.windows.pane_columns import PaneMerge, Panes, first_ends, group_rows, next_ends
 from statelog.windows.sessions import sessions_of
 from tests.panes import ends_of, pane_of
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 import statelog
-from statelog.aggregates.build import KeyedDefinition, plan_aggregates
-from statelog.aggregates.combine import PartialAggregates
+from statelog.aggregates.build import KeyedDefinition, PartialAggregates, plan_aggregates
 from statelog.convert.types import arrow_type, key_schema
 from statelog.operators.event_time import EventTime
 from statelog.runs.key_groups import Hashes

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 from statelog.rpc.messages import Acked
-from statelog.spark.worker.reports import REPORT_COLUMN, reported_schema, with_report, zero
+from statelog.spark.worker.worker import REPORT_COLUMN, reported_schema, with_report, zero
 
 OUTPUT = StructType().add("a", LongType(), False).add("b", StringType(), False).add("c", StringType())
 ROWS = pa.record_batch({"a": [1, 2], "b": pa.array(["x", "y"], pa.large_string()), "c": [None, "z"]})

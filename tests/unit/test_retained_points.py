@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from statelog.coordinator.retained_points import OWNER, RetainedPoints
+from statelog.coordinator.standing_pins import OWNER, RetainedPoints
 from statelog.history.footprint import Footprint
 from statelog.history.pins import MARGIN_S, Pin, pin_name, read_pin, write_pin
 from statelog.storage import Store
@@ -176,7 +176,7 @@ def test_a_pin_that_cannot_be_written_is_tried_again_and_does_not_stop_the_other
 def test_a_pin_that_cannot_be_written_is_warned_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("statelog.coordinator.retained_points"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("statelog.coordinator.standing_pins"), "propagate", True)
     log = ShortLog(9)
     points = make_points(log, {4: 100}, FaultStore(log.store, FaultPlan.seeded(0, rate=1.0)))
     due(log, points)

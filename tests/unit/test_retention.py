@@ -17,7 +17,7 @@ from statelog.log.references import SegmentRef
 from statelog.rpc.messages import Begin, TaskId
 from statelog.runs import digests
 from statelog.storage import LocalStore
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.query import ManualClock
 from tests.acks import make_ack

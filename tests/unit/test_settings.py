@@ -33,8 +33,8 @@ from statelog.runs.schema import StateSchema
 from statelog.runs.times import NO_TIME_MS, Ttl
 from statelog.storage import LocalStore
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
 from statelog.testing.query import ManualClock
+from statelog.testing.rows import read_schema
 from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.entries import checkpoint_of
 from tests.model.test_aggregates_model import planned

@@ -15,7 +15,7 @@ import xxhash
 
 from statelog import CorruptionError, Options
 from statelog.history.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
-from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
+from statelog.local.restore import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.log.entry import FRAME_HEADER_BYTES
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore

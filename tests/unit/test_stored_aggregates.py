@@ -16,7 +16,7 @@ from statelog.aggregates.accumulators import bind_aggregates, value_details
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.stored_aggregates import StoredAggregates
 from statelog.convert.types import arrow_type
-from statelog.testing.arguments import read_schema
+from statelog.testing.rows import read_schema
 
 SCHEMA = read_schema(
     "n long, x double, d decimal(10, 2), large decimal(35, 2), time timestamp, local timestamp_ntz, text string",

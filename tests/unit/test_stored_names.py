@@ -14,9 +14,8 @@ from statelog.errors import CorruptionError, ErrorKind
 from statelog.history.footprint import Footprint, OperatorFootprint
 from statelog.history.pins import Consumer, Pin, pin_name, read_pin, write_pin
 from statelog.log.entry import Entry, FrameHeader, QueryCheckpoint, decode_index
-from statelog.log.names import is_pin, require_objects
 from statelog.log.open import new_identity
-from statelog.log.references import SegmentRef
+from statelog.log.references import SegmentRef, is_pin, require_objects
 from statelog.reading.savepoint import Manifest, SavedFile, SavedOperator, SavedState
 from statelog.runs.schema import StateSchema
 from statelog.storage import LocalStore

@@ -11,8 +11,7 @@ import pytest
 
 from statelog import CorruptionError, ErrorKind, FencedError, StorageError
 from statelog.storage import LocalStore
-from statelog.storage.store import ObjectInfo
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import ObjectInfo, StoreWrapper
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from statelog.convert.type_json import parse_type_json
+from statelog.convert.ddl import parse_type_json
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.log.references import SegmentRef
 from statelog.runs import digests

@@ -15,9 +15,8 @@ import pytest
 from statelog import ErrorKind, StorageError
 from statelog.files import write_file
 from statelog.history.restore_plan import Extent
-from statelog.local.runs import LocalRun, LocalRuns
-from statelog.local.shared_reads import SharedReads
-from statelog.local.snapshots import LocalSnapshots
+from statelog.local.restore import SharedReads
+from statelog.local.runs import LocalRun, LocalRuns, LocalSnapshots
 from statelog.local.use import in_use
 from statelog.runs.format import Operation
 from statelog.runs.key_groups import hash_range

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import CorruptionError, ErrorKind, Observer, OperatorContext, ProtocolError, Step
-from statelog.local.snapshots import LocalSnapshots
+from statelog.local.runs import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.log.references import SegmentRef
 from statelog.metrics import Metric, Recorded

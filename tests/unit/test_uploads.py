@@ -18,7 +18,7 @@ from statelog.metrics import Measurements, Metric
 from statelog.options import TABLES
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore, Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 from statelog.tasks.changeset import Uploads
 from statelog.tasks.keyed_task import BatchInput, KeyedTask
 from statelog.testing import Harness

@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, Watermark
-from statelog.operators.watermark import WatermarkPolicy
+from statelog.operators.event_time import WatermarkPolicy
 from statelog.runs.times import NO_TIME_MS
 from statelog.testing import Harness
 

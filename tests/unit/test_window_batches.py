@@ -20,7 +20,7 @@ from statelog import SessionWindows, SlidingWindows, TumblingWindows, Watermark
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.testing import Harness
-from statelog.testing.arguments import read_schema
+from statelog.testing.rows import read_schema
 from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.model.windows_model import grid, instant
 

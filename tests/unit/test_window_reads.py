@@ -27,8 +27,8 @@ from statelog.spark.worker.keyed_spec import NO_ROWS
 from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, KeyEntries
-from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.keyed import KeyedQuery
+from statelog.testing.rows import OperatorArguments, read_schema
 from statelog.windows.build import WindowDefinition
 from tests.model.windows_model import INPUT, instant
 

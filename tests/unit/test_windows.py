@@ -29,8 +29,8 @@ from statelog.runs.times import Moment
 from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
-from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.keyed import KeyedQuery
+from statelog.testing.rows import OperatorArguments, read_schema
 from statelog.windows.build import WindowDefinition
 from tests.model.windows_model import INPUT, KINDS, Rows, instant, window_harness
 from tests.panes import ends_of, pane_of

@@ -32,9 +32,8 @@ from statelog.aggregates.functions import (
     Quantiles,
     stored_type,
 )
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups, Int64s, stored_column, stored_name, to_given
 from statelog.aggregates.kernels import MAX_PRECISION, Columns, Kernel
-from statelog.aggregates.stored import stored_column, stored_name, to_given
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
 

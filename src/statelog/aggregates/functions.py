@@ -71,7 +71,7 @@ class BoundAggregate:
 
     kernel: Kernel
     accumulator: tuple[tuple[str, DataType], ...]
-    """Suffix and type of each field; see :func:`statelog.aggregates.stored.stored_name`."""
+    """Suffix and type of each field; see :func:`statelog.aggregates.groups.stored_name`."""
     result: DataType
 
 

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.aggregates.groups import Groups, Int64s, Mask
-from statelog.aggregates.stored import as_doubles
+from statelog.aggregates.groups import Groups, Int64s, Mask, as_doubles
 from statelog.errors import ProcessorError
 
 Columns = list[pa.Array]

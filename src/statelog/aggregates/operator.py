@@ -13,10 +13,9 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from statelog.aggregates.accumulators import Reduction
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups, Int64s, stored_name
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
-from statelog.aggregates.stored import stored_name
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.types import arrow_type
 from statelog.errors import ProcessorError
@@ -62,7 +61,7 @@ class KeyedAggregates:
     """Keeps the accumulators of each key in one row of a value state.
 
     `keys` are the grouping columns of the input. If it `takes_partials`, the input is that of
-    :class:`statelog.aggregates.combine.PartialAggregates`, whose last columns are the accumulators.
+    :class:`statelog.aggregates.build.PartialAggregates`, whose last columns are the accumulators.
     """
 
     def __init__(

@@ -19,10 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups, Int64s, as_doubles
 from statelog.aggregates.kernels import Columns, Kernel
 from statelog.aggregates.sketches import StoredSketches, binaries, read_sketches, store_sketches, stored_values
-from statelog.aggregates.stored import as_doubles
 from statelog.errors import CorruptionError, ErrorKind
 
 DEFAULT_COMPRESSION: Final = 200

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from statelog.aggregates.groups import Groups
+from statelog.aggregates.groups import Groups, stored_name, to_given
 from statelog.aggregates.hyperloglog import DEFAULT_RSD, HyperLogLogKernel, lg_k_of
 from statelog.aggregates.kernels import (
     MAX_PRECISION,
@@ -29,7 +29,6 @@ from statelog.aggregates.kernels import (
 )
 from statelog.aggregates.list_kernels import MAX_LIST_BYTES, DistinctKernel, ListKernel
 from statelog.aggregates.quantiles import DEFAULT_COMPRESSION, QuantilesKernel
-from statelog.aggregates.stored import stored_name, to_given
 
 _VALUE: Final = ("",)
 _MOMENTS: Final = ("count", "mean", "m2")

@@ -16,8 +16,8 @@ from statelog.errors import (
 from statelog.history.query_history import QueryHistory
 from statelog.history.settings import require_convertible
 from statelog.log.entry import Checkpoint, QueryCheckpoint, Settings
+from statelog.operators.event_time import WatermarkPolicy
 from statelog.operators.unkeyed.states import OperatorStateDescriptor
-from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
 from statelog.rpc.messages import Ack, Begin, TaskId
 from statelog.runs.evolution import require_evolution

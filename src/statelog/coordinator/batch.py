@@ -11,7 +11,7 @@ from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.log.references import Level, SegmentRef
 from statelog.log_fields import get_logger
 from statelog.metrics import CheckpointMetrics
-from statelog.operators.watermark import WatermarkPolicy
+from statelog.operators.event_time import WatermarkPolicy
 from statelog.rpc.messages import Ack
 from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS

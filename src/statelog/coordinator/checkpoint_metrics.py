@@ -18,7 +18,7 @@ from statelog.errors import StatelogError
 from statelog.log.entry import Section
 from statelog.log_fields import get_logger
 from statelog.metrics import CheckpointMetrics, HotKey, HotKeyGroup, Observer, Recorded, StateMetrics, SubtaskMetrics
-from statelog.operators.keyed.hot_keys import MOST
+from statelog.operators.keyed.caller import MOST
 from statelog.rpc.messages import Ack
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import decode_schema, is_deleted, plain_name

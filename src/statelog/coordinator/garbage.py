@@ -14,8 +14,7 @@ from typing import Final
 from statelog.clock import Clock
 from statelog.coordinator.deletion import Deleter, DeletionGate
 from statelog.coordinator.grants import Grants
-from statelog.coordinator.retained_points import RetainedPoints
-from statelog.coordinator.standing_pins import StandingPins
+from statelog.coordinator.standing_pins import RetainedPoints, StandingPins
 from statelog.history.bases import BaseMap
 from statelog.history.operator_history import Record
 from statelog.history.pins import read_pin

@@ -21,9 +21,8 @@ from statelog.errors import CorruptionError, ErrorKind, PinExpiredError, Statelo
 from statelog.history.footprint import Footprint
 from statelog.history.operator_history import History
 from statelog.history.query_history import QueryHistory, read_history
-from statelog.log.names import require_identities, require_objects
 from statelog.log.open import PINS_FOLDER
-from statelog.log.references import BaseRange, names_of_runs
+from statelog.log.references import BaseRange, names_of_runs, require_identities, require_objects
 from statelog.sealed import seal, unseal
 from statelog.storage import ObjectInfo, Store
 from statelog.storage.store import if_present

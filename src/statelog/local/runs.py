@@ -1,4 +1,4 @@
-"""Local runs: the files of one subtask's directory, which the host's Python workers share.
+"""Local runs and snapshots: the files of one subtask's directory, which the host's Python workers share.
 
 A local run holds the changes of some successive batches. Its name has the chain digests before and after them. The
 state of a checkpoint is a chain of local runs from the empty state to the checkpoint's digest, so a file of a failed
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,9 @@ import pyarrow as pa
 import xxhash
 
 from statelog.errors import CorruptionError
-from statelog.files import removed_on_failure
+from statelog.files import removed_on_failure, write_file
 from statelog.local.policy import MERGE_POLICY, MergePolicy
+from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, add_runs, merge_runs
@@ -370,3 +371,39 @@ def _map(
     """Map a file into memory; `name` is what messages call it."""
     with pa.memory_map(str(path)) as mapped:
         return Run(mapped.read_buffer(), name or str(path), on_damage=on_damage, is_trusted=is_trusted)
+
+
+# ---- ---- Snapshots of unkeyed state ---- ----
+
+
+class LocalSnapshots:
+    """The local snapshots of one subtask; the directory is made with the first file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def read(self, checksum: bytes) -> bytes | None:
+        """The snapshot with a checksum; None if it is missing or damaged."""
+        try:
+            data = self._path(checksum).read_bytes()
+        except FileNotFoundError:
+            return None
+        return data if digests.checksum(data) == checksum else None
+
+    def write(self, checksum: bytes, data: bytes, batch: int, token: str) -> None:
+        """Keep a snapshot of a batch; `token` is unique among the directory's writers."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self.directory / f"{batch}-{token}.tmp"
+        write_file(temporary, data)
+        with removed_on_failure(temporary):
+            temporary.rename(self._path(checksum))
+
+    def sweep(self, kept: Collection[bytes]) -> None:
+        """Remove all snapshots but those of some checksums; unfinished files are left to `in_use`."""
+        names = {self._path(checksum).name for checksum in kept}
+        for name in os.listdir(self.directory) if self.directory.exists() else ():
+            if name not in names and not name.endswith(".tmp"):
+                (self.directory / name).unlink(missing_ok=True)
+
+    def _path(self, checksum: bytes) -> Path:
+        return self.directory / f"{checksum.hex()}.snapshot"

@@ -14,8 +14,15 @@ import xxhash
 from msgspec.structs import asdict, replace
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
-from statelog.log.names import is_pin, require_identities, require_objects
-from statelog.log.references import Base, BaseRange, SegmentRef, names_of_runs
+from statelog.log.references import (
+    Base,
+    BaseRange,
+    SegmentRef,
+    is_pin,
+    names_of_runs,
+    require_identities,
+    require_objects,
+)
 from statelog.runs.key_groups import Natural, Parallelism
 from statelog.runs.schema import StateSchema
 from statelog.sealed import MALFORMED

@@ -7,7 +7,7 @@ from typing import Final
 
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError
-from statelog.log import names
+from statelog.log import references
 from statelog.log.numbered import NumberedLog
 from statelog.metrics import Measurements
 from statelog.options import Options
@@ -18,12 +18,12 @@ from statelog.storage.retry import RetryingStore, RetryPolicy
 
 STATE_FOLDER: Final = "statelog"
 """The location of a query's state in its checkpointLocation, unless it is given another."""
-LOG_FOLDER: Final = names.LOG_FOLDER
-PINS_FOLDER: Final = names.PINS_FOLDER
+LOG_FOLDER: Final = references.LOG_FOLDER
+PINS_FOLDER: Final = references.PINS_FOLDER
 """The folders of a query, in its location; beside them is one for each operator, called by its identity."""
-CHANGES_FOLDER: Final = names.CHANGES_FOLDER
-RUNS_FOLDER: Final = names.RUNS_FOLDER
-INITIAL_FOLDER: Final = names.INITIAL_FOLDER
+CHANGES_FOLDER: Final = references.CHANGES_FOLDER
+RUNS_FOLDER: Final = references.RUNS_FOLDER
+INITIAL_FOLDER: Final = references.INITIAL_FOLDER
 """The folders of an operator, in its own."""
 _IDENTITY_TOKEN_BYTES: Final = 8
 

@@ -21,9 +21,9 @@ from statelog.log.references import BaseRange, SegmentRef, StoredRun
 from statelog.numbers import checked_batch
 from statelog.options import Options
 from statelog.queries.load import RestoreTarget, new_log
+from statelog.queries.save import require_apart
 from statelog.queries.save_restore import Restored
 from statelog.queries.stopped import StoppedQuery, read_query
-from statelog.queries.target import require_apart
 from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
 from statelog.spark.checkpoint.location import open_checkpoint, state_location
 from statelog.storage.links import link

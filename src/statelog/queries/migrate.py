@@ -20,9 +20,9 @@ from statelog.log.open import RUNS_FOLDER, new_identity, open_location, open_log
 from statelog.log.references import StoredRun
 from statelog.options import Options
 from statelog.queries.load import RestoreTarget, first_section, new_log
+from statelog.queries.save import require_apart
 from statelog.queries.save_restore import Restored
 from statelog.queries.sorted_runs import RunsPlace, store_sorted
-from statelog.queries.target import require_apart
 from statelog.queries.transform_with_state import SparkOperator, SparkState
 from statelog.reading.savepoint import SavedOperator, SavedState
 from statelog.runs.schema import encode_schema

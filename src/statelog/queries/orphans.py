@@ -30,7 +30,7 @@ from statelog.log.open import (
 from statelog.options import Options
 from statelog.reading.open import open_query
 from statelog.storage import ObjectInfo, Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import StoreWrapper
 
 
 def list_orphans(location: str, *, min_age_s: Seconds = 3600.0, clock: Clock | None = None) -> list[ObjectInfo]:

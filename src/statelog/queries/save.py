@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.convert.state_tables import ElementColumns, Positions, StateColumns
+from statelog.errors import ConfigurationError
 from statelog.history.operator_history import History
 from statelog.local.restore import read_segment
 from statelog.log.entry import Checkpoint
@@ -23,6 +24,7 @@ from statelog.runs.byte_slices import BUDGET
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema
 from statelog.storage import Store
 from statelog.storage.names import distinct_parts
+from statelog.storage.open import is_within
 
 OPERATORS_FOLDER: Final = SAVED_OPERATORS
 
@@ -233,3 +235,46 @@ def _spark_type(kind: pa.DataType) -> str | dict[str, Any]:
     if pa.types.is_struct(kind):
         return _spark_struct(kind.fields)
     return f"decimal({kind.precision},{kind.scale})" if pa.types.is_decimal(kind) else _SPARK_NAMES[kind]
+
+
+UNFINISHED: Final = "unfinished"
+"""This object marks a savepoint that is being written; only one writer can create it."""
+
+
+def require_new(store: Store, target: str) -> None:
+    """Refuse a place that is not empty; :func:`begin_target` looks again."""
+    if store.list():
+        raise _not_empty(target)
+
+
+def begin_target(store: Store, target: str, token: bytes) -> None:
+    """Reserve an empty place for one writer; raises ConfigurationError if it is not empty or has another writer."""
+    require_new(store, target)
+    if not store.put_if_absent(UNFINISHED, token):
+        raise _not_empty(target)
+    # Another writer may have come and finished since the first look.
+    if [info.name for info in store.list()] != [UNFINISHED]:
+        store.delete([UNFINISHED])
+        raise _not_empty(target)
+
+
+def finish_target(store: Store) -> None:
+    """Mark the savepoint as complete."""
+    store.delete([UNFINISHED])
+
+
+def _not_empty(target: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{target} is not empty, or another savepoint is being written there.",
+        hint="Give each savepoint a directory of its own; remove what an interrupted one has left.",
+    )
+
+
+def require_apart(location: str, folders: Iterable[str], what: str) -> None:
+    """Refuse a location within one of the folders; `what` names the location's purpose in messages."""
+    for folder in folders:
+        if is_within(location, folder):
+            raise ConfigurationError(
+                f"{what} {location} is within {folder}, whose files must not be mixed with others.",
+                hint="Choose a place outside of it.",
+            )

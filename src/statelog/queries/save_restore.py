@@ -21,9 +21,8 @@ from statelog.log.open import open_location
 from statelog.numbers import checked_batch
 from statelog.options import Options
 from statelog.queries.load import RestoreTarget, restore_operators
-from statelog.queries.save import save_operator
+from statelog.queries.save import begin_target, finish_target, require_apart, require_new, save_operator
 from statelog.queries.stopped import StoppedQuery, read_query
-from statelog.queries.target import begin_target, finish_target, require_apart, require_new
 from statelog.reading.rows import PART_BYTES, RunAll, one_by_one
 from statelog.reading.savepoint import MANIFEST, Manifest, SavedOperator
 from statelog.spark.checkpoint.location import open_checkpoint, state_location

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from statelog.convert.local_times import to_utc
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.runs.key_groups import Hashes
-from statelog.runs.key_hashes import row_hashes
+from statelog.runs.key_groups import Hashes, row_hashes
 from statelog.runs.keys import KeyCodec
 from statelog.tables.table import KeyBatch
 

@@ -32,7 +32,7 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema, plain_name, stored_name
 from statelog.runs.times import Moment
 from statelog.storage import Store
-from statelog.tables.found_rows import as_changes
+from statelog.tables.run_entries import as_changes
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import KeyBatch
 

@@ -20,8 +20,7 @@ from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.progress import tracked
 from statelog.reading.checkpoints import KeptPoint, LoggedPoint, StoredQuery
-from statelog.reading.footers import SectionSizes, StoredSizes, measure_keyed, measure_unkeyed
-from statelog.reading.key_sizes import KeySizes
+from statelog.reading.footers import KeySizes, SectionSizes, StoredSizes, measure_keyed, measure_unkeyed
 from statelog.reading.open import open_query
 from statelog.reading.pins import stored_pins
 from statelog.reading.rows import part_sizes, scan_part

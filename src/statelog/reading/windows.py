@@ -23,8 +23,7 @@ from statelog.runs.byte_slices import BUDGET
 from statelog.runs.format import VALUE_COLUMN
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, decode_schema
-from statelog.windows.pane_columns import PaneMerge
-from statelog.windows.pane_grid import Panes
+from statelog.windows.pane_columns import PaneMerge, Panes
 
 WINDOWS: Final = "windows"
 """The name under which users read the open windows of an operator."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from statelog.storage.store import Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import Store, StoreWrapper
 
 _MARK: Final = "!/"
 """Between location and name. No name of an object contains it, as names are escaped."""

@@ -14,8 +14,7 @@ from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.metrics import Measurements, Metric
 from statelog.storage.hedging import Hedging, Race, Races
-from statelog.storage.store import Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import Store, StoreWrapper
 
 _T = TypeVar("_T")
 

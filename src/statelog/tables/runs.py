@@ -14,8 +14,7 @@ from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.reader import Run, RunBlock, RunSection
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
-from statelog.tables.found_rows import Gatherer, as_changes
-from statelog.tables.run_entries import EntriesInRuns
+from statelog.tables.run_entries import EntriesInRuns, Gatherer, as_changes
 from statelog.tables.table import (
     EntryCounts,
     EntryRows,

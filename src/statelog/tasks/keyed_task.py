@@ -14,12 +14,11 @@ import pyarrow as pa
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.history.restore_plan import RestorePlan
 from statelog.local.materializer import Materialized, Materializer
-from statelog.local.restore import restore_runs
+from statelog.local.restore import SHARED_FOLDER, SharedReads, remove_shared, restore_runs
 from statelog.local.runs import LocalRun, LocalRuns
-from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.local.use import remove_other_parallelisms
 from statelog.metrics import Metric, Step
-from statelog.operators.keyed.hot_keys import hot_key_groups
+from statelog.operators.keyed.caller import hot_key_groups
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.rpc.messages import Ack, Acked, Begun, Fetch, Fetched, JobOutcome, TaskTimes

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, ErrorKind, ProtocolError
 from statelog.local.restore import read_segment
-from statelog.local.snapshots import LocalSnapshots
+from statelog.local.runs import LocalSnapshots
 from statelog.local.use import remove_other_parallelisms
 from statelog.log.references import SegmentRef
 from statelog.metrics import Metric, Step

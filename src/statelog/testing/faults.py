@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from statelog.errors import ErrorKind, StorageError
-from statelog.storage.store import Store
-from statelog.storage.wrapper import StoreWrapper
+from statelog.storage.store import Store, StoreWrapper
 
 When = Literal["before", "after"]
 _T = TypeVar("_T")

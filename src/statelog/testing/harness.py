@@ -19,10 +19,10 @@ from statelog.options import Options
 from statelog.runs.key_groups import KEY_GROUPS
 from statelog.runs.times import NO_TIME_MS, Watermark
 from statelog.storage import LocalStore, Store
-from statelog.testing.arguments import OperatorArguments
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import DriverDeath, LocalQuery, MicroBatches, Snapshot, discard, new_directory
+from statelog.testing.rows import OperatorArguments
 from statelog.testing.state_view import StateView
 from statelog.testing.unkeyed import UnkeyedQuery
 

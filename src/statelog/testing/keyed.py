@@ -20,14 +20,12 @@ from statelog.convert.types import key_schema, parse_output
 from statelog.coordinator.admission import OperatorConfig
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Settings
-from statelog.operators.event_time import EventTime
+from statelog.operators.event_time import EventTime, WatermarkPolicy
 from statelog.operators.keyed.operator import KeyedOperator, KeyedRows
 from statelog.operators.keyed.timers import timer_descriptor
-from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
 from statelog.runs.byte_slices import Budget
-from statelog.runs.key_groups import Hashes, subtasks_of
-from statelog.runs.key_hashes import row_hashes
+from statelog.runs.key_groups import Hashes, row_hashes, subtasks_of
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import Watermark
@@ -38,9 +36,8 @@ from statelog.spark.worker.keyed_spec import NO_ROWS, KeyedSpec
 from statelog.spark.worker.worker import pickled_processor
 from statelog.tasks.attempt import Attempt
 from statelog.tasks.keyed_task import BatchInput, KeyedTask
-from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.query import MicroBatches
-from statelog.testing.rows import ColumnReader, ColumnWriter
+from statelog.testing.rows import ColumnReader, ColumnWriter, OperatorArguments, read_schema
 from statelog.testing.state_view import StateView
 from statelog.windows.engine import Windows
 

@@ -1,16 +1,19 @@
-"""Converts a test's rows to the columns that tasks get, and the columns that tasks return to rows."""
+"""The description of an operator that a test passes to the harness, and its rows as the columns of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.python_values import row_maker
-from statelog.convert.types import field_codecs, row_codec
+from statelog.convert.types import field_codecs, parse_schema, row_codec
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.runs.times import Watermark
 from statelog.runs.values import MISFITS
 
 
@@ -101,3 +104,30 @@ def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
             kind.item_field.with_type(_in_zone(kind.item_type, zone)),
         )
     return kind
+
+
+@dataclass(frozen=True)
+class OperatorArguments:
+    """The arguments of :class:`statelog.testing.Harness` that describe the operator."""
+
+    input: StructType | str
+    output: StructType | str
+    keys: Sequence[str] = ()
+    timeMode: str = "None"
+    pandas: bool = False
+    initialState: tuple[StructType | str, Sequence[Any]] | None = None
+    eventTime: str | None = None
+    eventTimeColumnName: str = ""
+    watermark: Watermark | None = None
+    keyHash: Callable[[tuple[Any, ...]], int] | None = None
+    broadcast: StructType | str | None = None
+    sessionTimeZone: str = "UTC"
+    uid: str | None = None
+
+
+def read_schema(schema: StructType | str, subject: str) -> StructType:
+    """Parse the columns that a test names; `subject` is their argument, for messages."""
+    parsed = parse_schema(schema, f"Harness: {subject}", parse_ddl)
+    if len(set(parsed.names)) < len(parsed):
+        raise ConfigurationError(f"Harness: two columns of {subject} have one name.", hint="Rename one of them.")
+    return parsed

@@ -17,13 +17,12 @@ from statelog.convert.times import TimeMode
 from statelog.coordinator.batch import BatchTime
 from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ProcessorError, StatelogError
-from statelog.operators.event_time import EventTime
+from statelog.operators.event_time import EventTime, WatermarkPolicy
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, KeyedRows, Processor
-from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
-from statelog.runs.key_hashes import row_hashes
+from statelog.runs.key_groups import row_hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateKind
 from statelog.spark.plan.checks import check_output_mode

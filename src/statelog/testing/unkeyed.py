@@ -20,8 +20,7 @@ from statelog.operators.unkeyed.snapshot import Elements, Snapshot
 from statelog.operators.unkeyed.states import BroadcastState, Phase, Stage, make_state
 from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.options import Options
-from statelog.runs.key_groups import subtasks_of
-from statelog.runs.key_hashes import row_hashes
+from statelog.runs.key_groups import row_hashes, subtasks_of
 from statelog.spark.plan.checks import checked_uid
 from statelog.spark.plan.declare import declare_unkeyed
 from statelog.spark.plan.unkeyed_plan import require_broadcast_method
@@ -30,8 +29,7 @@ from statelog.spark.worker.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUM
 from statelog.storage import LocalStore
 from statelog.tasks.attempt import Attempt
 from statelog.tasks.unkeyed_task import UnkeyedTask
-from statelog.testing.arguments import OperatorArguments, read_schema
-from statelog.testing.rows import ColumnReader, ColumnWriter
+from statelog.testing.rows import ColumnReader, ColumnWriter, OperatorArguments, read_schema
 
 _ANY_PARALLELISM: Final = 1
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from statelog.durations import LONGEST_MS, Duration, in_milliseconds
 from statelog.errors import ConfigurationError
-from statelog.windows.pane_grid import Panes
+from statelog.windows.pane_columns import Panes
 
 
 @dataclass(frozen=True)

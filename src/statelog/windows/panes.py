@@ -27,8 +27,7 @@ from statelog.windows.engine import (
     last_of_each,
     open_and_closed,
 )
-from statelog.windows.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes
-from statelog.windows.pane_grid import Panes
+from statelog.windows.pane_columns import PaneMerge, Panes, TimeGroups, group_rows, next_ends, pair_codes
 from statelog.windows.processor import WindowContext
 
 _Panes = tuple[Int64s, Int64s]

@@ -14,13 +14,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, LongType, StructField, StructType, TimestampNTZType, TimestampType
 
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups, Int64s, stored_column
 from statelog.aggregates.kernels import Columns
-from statelog.aggregates.stored import stored_column
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
-from statelog.convert.stored_values import from_storage
-from statelog.convert.types import arrow_type
+from statelog.convert.types import arrow_type, from_storage
 from statelog.history.window_settings import ROWS_STATE
 from statelog.operators.keyed.column_caller import KeyFailure
 from statelog.operators.keyed.outputs import Outputs, rare_garbage_collection

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from statelog.operators.keyed.caller import Caller
+from statelog.operators.keyed.caller import Caller, HotKeys
 from statelog.operators.keyed.column_caller import ColumnCaller
 from statelog.operators.keyed.handle import ProcessorHandle
-from statelog.operators.keyed.hot_keys import HotKeys
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.operators.keyed.row_caller import RowCaller
 from statelog.runs.byte_slices import to_batches

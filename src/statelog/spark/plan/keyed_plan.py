@@ -15,9 +15,8 @@ from statelog.convert.codecs import ProcessorCodecs, recorded_settings
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
-from statelog.operators.event_time import EventTime
+from statelog.operators.event_time import EventTime, WatermarkPolicy
 from statelog.operators.keyed.timers import timer_descriptor
-from statelog.operators.watermark import WatermarkPolicy
 from statelog.runs.schema import StateDescriptor, StateLife, TimeDomain, encode_schema
 from statelog.runs.times import Watermark
 from statelog.shown import redact_messages

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from statelog.coordinator.batch import BatchTime
 from statelog.log.entry import Settings
-from statelog.operators.watermark import WatermarkPolicy
+from statelog.operators.event_time import WatermarkPolicy
 from statelog.options import Options
 from statelog.runs.schema import StateSchema
 from statelog.spark.plan.initial import InitialTable

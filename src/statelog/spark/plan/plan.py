@@ -29,8 +29,16 @@ from statelog.spark.plan.checks import (
 from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.spark.plan.placement import make_placement
 from statelog.spark.source.clock_source import CLOCK_SOURCE, clock_name, source_class
-from statelog.spark.worker.reports import observation_of, observed, reported_schema
-from statelog.spark.worker.worker import TIME_COLUMN, DriverAddress, TaskSpec, pickled_processor, task_function
+from statelog.spark.worker.worker import (
+    TIME_COLUMN,
+    DriverAddress,
+    TaskSpec,
+    observation_of,
+    observed,
+    pickled_processor,
+    reported_schema,
+    task_function,
+)
 
 
 @dataclass(frozen=True)

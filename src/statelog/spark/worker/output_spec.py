@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from statelog.convert.type_json import parse_type_json
+from statelog.convert.ddl import parse_type_json
 from statelog.local.stored_reader import read_stored
 from statelog.log.open import open_location
 from statelog.log.references import SegmentRef

@@ -13,8 +13,6 @@ from typing import Any, Final
 import click
 
 from statelog.queries import branch as branch_module
-from statelog.queries import fall_back as fall_back_module
-from statelog.queries import forget as forget_module
 from statelog.queries import migrate as migrate_module
 from statelog.queries import orphans, save_restore
 from statelog.queries import rename as rename_module
@@ -122,7 +120,7 @@ def rewind(
 def fall_back(checkpoint_location: str, dry_run: bool, location: str | None, as_json: bool) -> None:
     """Set a stopped query with damaged state back to its newest checkpoint without damage."""
     with shown_progress():
-        done = fall_back_module.fall_back(checkpoint_location, location=location, dry_run=dry_run)
+        done = repair.fall_back(checkpoint_location, location=location, dry_run=dry_run)
     if as_json:
         show_result(done, as_json=True)
         return
@@ -138,7 +136,7 @@ def fall_back(checkpoint_location: str, dry_run: bool, location: str | None, as_
 @JSON
 def forget(checkpoint_location: str, uid: str, dry_run: bool, location: str | None, as_json: bool) -> None:
     """Give up the state of operator UID of a stopped query, which then goes on without it, or with it empty."""
-    show_result(forget_module.forget(checkpoint_location, uid, location=location, dry_run=dry_run), as_json=as_json)
+    show_result(rename_module.forget(checkpoint_location, uid, location=location, dry_run=dry_run), as_json=as_json)
 
 
 @click.command()

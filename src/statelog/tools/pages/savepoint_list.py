@@ -8,7 +8,7 @@ from typing import Final
 
 from statelog.errors import StatelogError, StorageError
 from statelog.log.open import STATE_FOLDER, open_location
-from statelog.queries.target import UNFINISHED
+from statelog.queries.save import UNFINISHED
 from statelog.reading.savepoint import MANIFEST, Manifest
 from statelog.storage import ObjectInfo, Store
 
