@@ -28,7 +28,7 @@ from benchmarks.frame import NOT_NEGATIVE, Result, Target, alternate, option, re
 from benchmarks.profiling import seconds_by_module
 from benchmarks.query import Side
 from benchmarks.tail import SlowStore, s3_server
-from statelog import CheckpointMetrics, Observer, Options
+from statelog import CheckpointMetrics, Observer, Options, Tuning
 from statelog.clock import SystemClock
 from statelog.coordinator.admission import OperatorConfig
 from statelog.coordinator.batch import BatchTime
@@ -392,7 +392,7 @@ class CommitSide(Side):
         state = StateDescriptor("n", StateKind.VALUE, pa.schema([("n", pa.int64())])).to_stored()
         key_schema = encode_schema(pa.schema([("key", pa.int64())]))
         # Nobody does what the coordinator orders here.
-        options = Options(file_merging=self.file_merging, materialization=False)
+        options = Options(file_merging=self.file_merging, tuning=Tuning(materialization=False))
         *others, last = (
             OperatorConfig(
                 "query", "run", uid, self.parallelism, key_schema, [state], options=options, instance=_INSTANCE

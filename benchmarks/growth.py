@@ -73,7 +73,7 @@ def run(settings: Settings, place: Path) -> Result:
         raise click.UsageError(f"{rows_per_batch} rows per batch are more than the fewest keys.")
     needed = 150 * (sum(sizes) + 2 * settings.materialization_keys)
     require_space(place, needed, "Give another --directory, or fewer keys.")
-    off = {"materialization": False}
+    off = {"tuning": {"materialization": False}}
     state = {"keys": settings.materialization_keys, "built_with": off}
     by_part: dict[str, dict[str, Any]] = {
         "sizes": {f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes},
@@ -231,7 +231,8 @@ class _Fed:
         local_directory = str(self._directory / "local")
         source = self._session.readStream.schema("key long").option("maxFilesPerTrigger", 1)
         rows = source.parquet(str(self._directory / "input"))
-        all_options = statelog.Options(**options, local_directory=local_directory, observer=self._recorder)
+        given = {**options, "tuning": statelog.Tuning(**options.get("tuning", {}))}
+        all_options = statelog.Options(**given, local_directory=local_directory, observer=self._recorder)
         counts = self._side.transform(rows, Count(), OUTPUT, all_options)
         self.query = start(counts, count_checks(), self._directory)
 

@@ -122,8 +122,8 @@ class MoneySide(ChainSide):
         options = dataclasses.replace(
             defaults,
             materialization_interval_s=defaults.materialization_interval_s / self.speed,
-            log_min_age_s=defaults.log_min_age_s / self.speed,
             local_directory=f"{directory}/local",
+            tuning=dataclasses.replace(defaults.tuning, log_min_age_s=defaults.tuning.log_min_age_s / self.speed),
         )
         return self.chain(rows, options, location)
 

@@ -170,7 +170,9 @@ class BatchSide(Side):
         if self.is_durable:
             return {"options": statelog.Options(observer=recorder), "location": None}
         # A changeset goes from the task to the store, not through the driver; nobody will read it.
-        options = statelog.Options(materialization=False, inline_budget_bytes=0, compression="none", observer=recorder)
+        options = statelog.Options(
+            inline_budget_bytes=0, compression="none", observer=recorder, tuning=statelog.Tuning(materialization=False)
+        )
         return {"options": options, "location": self.location}
 
     def source(self, session: SparkSession) -> DataFrame:

@@ -72,7 +72,11 @@ class StoredState(Side):
 
     def _output(self, rows: DataFrame) -> DataFrame:
         # Ten runs are the changes of ten batches; one level is the state itself, stored by its only batch.
-        options = statelog.Options(materialization=False) if self.batches > 1 else statelog.Options(changelog=False)
+        options = (
+            statelog.Options(tuning=statelog.Tuning(materialization=False))
+            if self.batches > 1
+            else statelog.Options(tuning=statelog.Tuning(changelog=False))
+        )
         if self.has_payloads:
             rows = rows.select("key", payload("key", _PAYLOAD_BYTES))
             return self.transform(rows, KeepPayload(), "key long, n long, found long", statelog.Options())

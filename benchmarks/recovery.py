@@ -143,7 +143,9 @@ class RecoverySide(PayloadSide):
     ) -> list[dict[str, Any]]:
         source = rate_source(session, rows_per_batch, self.parallelism)
         local = f"{directory}/local"
-        options = statelog.Options(changelog=self.side == CHANGELOG_ON, local_directory=local, observer=recorder)
+        options = statelog.Options(
+            local_directory=local, observer=recorder, tuning=statelog.Tuning(changelog=self.side == CHANGELOG_ON)
+        )
         if self.side == DEDUPLICATION:
             new = self.rows(source).dropDuplicates(["key", "payload"])
             output = new.select("key", F.lit(1).alias("n"), F.length("payload").alias("found"))

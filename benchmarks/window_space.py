@@ -33,7 +33,7 @@ class Settings:
     slide_batches: int = option(1, "Distance of the windows' starts.")
     batches: int = option(100, "Checkpoints.")
     warm_up: int = option(40, "First batches to leave out.", NOT_NEGATIVE)
-    max_log_to_base: float = option(statelog.Options().max_log_to_base, "As in Options.", click.FloatRange(0))
+    max_log_to_base: float = option(statelog.Options().tuning.max_log_to_base, "As in Options.", click.FloatRange(0))
     parallelism: int = option(2, "Subtasks and cores.")
 
 
@@ -57,7 +57,8 @@ class WindowSide(BatchSide):
         key = skewed_key(self.keys, F.col("value"), self.skew)
         rows = source.select("timestamp", key, payload("value", self.value_bytes))
         options = statelog.Options(
-            changelog=self.side == CHANGELOG_ON, max_log_to_base=self.max_log_to_base, observer=recorder
+            observer=recorder,
+            tuning=statelog.Tuning(changelog=self.side == CHANGELOG_ON, max_log_to_base=self.max_log_to_base),
         )
         windows = statelog.SlidingWindows(self.window_batches * 1000, self.slide_batches * 1000)
         return (

@@ -196,10 +196,10 @@ class WorkloadSide(Side):
     ) -> StreamingQuery:
         statelog.register_store(_SCHEME, slow_store)
         options = statelog.Options(
-            changelog=self.changelog,
             materialization_interval_s=self.materialization_s,
             local_directory=f"{directory}/local",
             observer=recorder,
+            tuning=statelog.Tuning(changelog=self.changelog),
         )
         output = self.output(self._stream(first).load(session), options, location)
         return start(output, self.checks(), directory, self.output_mode)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from statelog import Options
+from statelog import Options, Tuning
 
 PAGE: Final = Path(__file__).with_name("options.md")
 
@@ -30,33 +30,39 @@ _FLINK: Final = {
 
 _HEAD: Final = """# Options
 
-Given as `options=statelog.Options(...)`, for each operator. This page is made from the docstring of the class.
+Given as `options=statelog.Options(...)`, for each operator. This page is made from the docstrings of the classes.
 
-{shared}
+{options}
+## Tuning
 
-| option | default | meaning | Flink's (its default) |
+Given as `options=statelog.Options(tuning=statelog.Tuning(...))`.
+
+{tuning}"""
+
+_TABLE: Final = """| option | default | meaning | Flink's (its default) |
 |---|---|---|---|
 """
 
 
 def page() -> str:
     """The text of the page."""
+    return _HEAD.format(options=_section(Options), tuning=_section(Tuning))
+
+
+def _section(kind: type[Options | Tuning]) -> str:
+    """What the docstring says of all options of a class, and the table of them."""
+    text = (inspect.getdoc(kind) or "").partition("\n\nParameters\n")[0]
+    shared = text.partition("\n\n")[2].replace("``", "`")
     rows = [
-        f"| `{field.name}` | {_default(field)} | {meanings()[field.name]} | {_FLINK.get(field.name, '')} |"
-        for field in dataclasses.fields(Options)
+        f"| `{field.name}` | {_default(field)} | {meanings(kind)[field.name]} | {_FLINK.get(field.name, '')} |"
+        for field in dataclasses.fields(kind)
     ]
-    return _HEAD.format(shared=shared()) + "\n".join(rows) + "\n"
+    return f"{shared}\n\n{_TABLE}" + "\n".join(rows) + "\n"
 
 
-def shared() -> str:
-    """What the docstring says of all options: which ones the operators of a query share, and what they take."""
-    text = (inspect.getdoc(Options) or "").partition("\n\nParameters\n")[0]
-    return text.partition("\n\n")[2].replace("``", "`")
-
-
-def meanings() -> dict[str, str]:
-    """What the docstring says of each option, in one line."""
-    text = inspect.getdoc(Options) or ""
+def meanings(kind: type[Options | Tuning]) -> dict[str, str]:
+    """What the docstring says of each option of a class, in one line."""
+    text = inspect.getdoc(kind) or ""
     parameters = text.partition("Parameters\n----------\n")[2].partition("\n\nRaises\n")[0]
     found = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", parameters, re.MULTILINE)
     return {name: " ".join(lines.split()).replace("``", "`").replace("|", "\\|") for name, lines in found}

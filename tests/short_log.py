@@ -12,7 +12,7 @@ from statelog.history.query_history import QueryHistory
 from statelog.log.entry import INITIAL_BATCH, Claim, QueryCheckpoint, Section
 from statelog.log.open import open_log
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
-from statelog.options import Options
+from statelog.options import Options, Tuning
 from statelog.runs.key_groups import hash_range
 from statelog.storage import Store
 from statelog.testing.query import ManualClock
@@ -71,7 +71,7 @@ class ShortLog:
         self.store = MemoryStore(self.clock)
         self.retained_from = INITIAL_BATCH
         self.uids = list(uids)
-        self._options = Options(max_file_bytes=max_file_bytes)
+        self._options = Options(tuning=Tuning(max_file_bytes=max_file_bytes))
         self._key_schema = key_schema
         self.log = open_log(self.store, self._options, self.clock)
         """The query's, which writes the entries."""

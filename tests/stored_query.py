@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from statelog import Options
+from statelog import Options, Tuning
 from statelog.coordinator.batch import BatchTime
 from statelog.log.open import open_location
 from tests.model.engine import Command, Key, command_query, command_rows
 from tests.query_runner import QueryRunner
 
 KEY: Key = (1, None)
-OPTIONS = Options(file_merging="across", merge_fan_in=2, orphan_min_age_s=0)
+OPTIONS = Options(file_merging="across", tuning=Tuning(merge_fan_in=2, orphan_min_age_s=0))
 
 
 class NamedStates:

@@ -55,7 +55,7 @@ from .metrics import (
 from .operators.keyed.values import AggregateFunction
 from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from .operators.unkeyed.states import BroadcastState, OperatorListState
-from .options import Options
+from .options import Options, Tuning
 from .queries.branch import branch
 from .queries.migrate import migrate
 from .queries.orphans import delete_orphans, list_orphans
@@ -178,6 +178,7 @@ __all__ = [
     "TimeWindow",
     "Ttl",
     "TumblingWindows",
+    "Tuning",
     "Variance",
     "Verified",
     "Watermark",

@@ -25,7 +25,7 @@ _Held = TypeVar("_Held")
 
 
 class InSeconds(Generic[_Given, _Held]):
-    """A field of :class:`Options` that holds seconds, and takes timedeltas and words as well."""
+    """A field of an option that holds seconds, and takes timedeltas and words as well."""
 
     def __init__(self, default: _Held) -> None:
         self._default = default
@@ -110,46 +110,36 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
         "None, or the path of a directory",
     ),
     ("observer", lambda value: isinstance(value, Observer), "an instance of statelog.Observer"),
+    ("tuning", lambda value: isinstance(value, Tuning), "an instance of statelog.Tuning"),
 )
 """Names of options, the test of their values, and its words."""
 
 
+def _check(options: Options | Tuning) -> None:
+    """Refuse values that an option cannot have, and make NumPy's numbers Python's, which every format can store."""
+    for names, is_valid, expected in _CHECKS:
+        for name in names.split():
+            if hasattr(options, name) and not is_valid(getattr(options, name)):
+                value = getattr(options, name)
+                raise ConfigurationError(f"Option {name} is {value!r:.80}.", hint=f"It must be {expected}.")
+    for names, range_ in _RANGES:
+        for name in names.split():
+            value = getattr(options, name, None)
+            if value is not None:
+                object.__setattr__(options, name, int(value) if range_.is_whole else float(value))
+
+
 @dataclass(frozen=True)
-class Options:
-    """Options of a stateful operator. All have defaults, and may differ between starts unless they say otherwise.
+class Tuning:
+    """Settings that few queries need, for :class:`Options`: how often and how large things are stored.
 
-    Some options are the query's, because the query has one log and one place of state: ``file_merging``,
-    ``max_file_bytes``, ``max_space_amplification``, ``retained_checkpoints``, ``retained_s``, ``inline_budget_bytes``,
-    ``log_min_age_s``, ``orphan_min_age_s``, ``upload_attempts``, ``upload_timeout_s``, ``upload_retry_delay_s``,
-    ``driver_timeout_s``, ``heartbeat_s`` and ``placement``. They must be equal in all operators of a query; a start
-    with different values is refused. The others are each operator's own.
-
-    Options that end in ``_s`` take a number of seconds, a ``datetime.timedelta``, or words as in Spark, such as
-    ``"1 hour 30 minutes"``.
+    ``max_file_bytes``, ``log_min_age_s``, ``orphan_min_age_s``, ``upload_attempts``, ``upload_timeout_s`` and
+    ``upload_retry_delay_s`` are the query's: they must be equal in all its operators.
 
     Parameters
     ----------
-    table : {"runs", "memory", "rocksdb"}
-        Where tasks look up state: in the sorted changesets themselves, in dictionaries in each Python worker's
-        memory, or in RocksDB databases beside the local copies (``pip install statelog[rocksdb]``).
-    file_merging : {"auto", "across", "within", "off"}
-        Which changesets share a file: those of successive checkpoints (across), those of one checkpoint (within), or
-        none (off): then every subtask writes a file per checkpoint. ``auto`` is ``across`` where the storage can
-        append, else ``within``.
     max_file_bytes : int
         Size limit of a file that several checkpoints share; the next checkpoint begins another.
-    max_space_amplification : float
-        Upper bound of the space amplification of all operators of the query: the size of the files that hold snapshots,
-        large changesets and materialized runs, per byte of them that retained checkpoints need; at least 1. Above it,
-        what is needed of the files with the most garbage is stored again: snapshots with the next checkpoint, keyed
-        state by a materialization.
-    retained_checkpoints : int
-        Number of newest checkpoints that can be restored; at least 2. Files that only older ones need are deleted:
-        unkeyed state at once, changesets of keyed state once the state is materialized.
-    retained_s : mapping of float, timedelta or str to the same
-        Checkpoints that can be read for longer: the first one of each interval of so many seconds, and for how many
-        seconds. ``{60: 3600, 3600: 86400}`` keeps one of each minute for an hour and one of each hour for a day. See
-        docs/reading-state.md.
     changelog : bool
         Whether a checkpoint of keyed state holds its changes only, with the full state materialized from time to
         time. Without a changelog every checkpoint stores the new and merged runs of its subtasks before it is
@@ -157,32 +147,14 @@ class Options:
     materialization : bool
         Whether keyed state is materialized: stored as merged runs, so that older changesets can be deleted. Without
         it the query's log grows without bound, with the changes of all its operators.
-    materialization_interval_s : float, timedelta or str
-        How often each subtask materializes its state if it has changes; subtasks do it at different times.
     materialization_max_failures : int
         The query fails after more failures in a row of one subtask.
     max_log_to_base : float
         A subtask materializes earlier if its changesets are larger than this times its materialized state, and than 1
         MB; at most a fortieth of the time goes to this. So does an operator that alone keeps more of the log than this
         times the materialized state of all operators.
-    replay_budget_s : float, timedelta or str
-        A subtask materializes earlier if a restart would need longer than this, by estimate, to read its changesets.
-    restore_deadline_s : float, timedelta, str or None
-        A subtask that takes longer to restore its state, its RocksDB table included, fails and names the missing
-        part. None for no limit.
-    driver_timeout_s : float, timedelta or str
-        A task fails if the driver takes longer to reply. The last task of a query's batch waits until the checkpoint
-        is durable.
-    inline_budget_bytes : int or None
-        This many bytes of changes in a batch travel with the acks and become part of the log entry; all subtasks of all
-        operators share them. Tasks write larger changesets themselves. None for 8 MiB in a directory, and 32 MiB in an
-        object store, whose writes take longer.
-    compression : {"lz4", "zstd", "none"}
-        Compression of stored keyed state. Files written with another setting stay readable.
     upload_part_bytes : int
         A subtask whose changes become larger in memory writes them in parts of this size while the batch runs.
-    max_in_flight_bytes : int
-        A subtask waits while more bytes than this are being written.
     upload_threads : int
         Objects that a subtask writes at a time.
     upload_attempts : int
@@ -199,6 +171,82 @@ class Options:
         driver that was suspended for longer than half of this reads the whole log.
     orphan_min_age_s : float, timedelta or str
         A start removes unreferenced objects of earlier starts that are older than this.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value has another type or is out of its range. Whole numbers may be NumPy's, too.
+    """
+
+    max_file_bytes: int = 32 << 20
+    changelog: bool = True
+    materialization: bool = True
+    materialization_max_failures: int = 3
+    max_log_to_base: float = 0.75
+    upload_part_bytes: int = 5 << 20
+    upload_threads: int = 5
+    upload_attempts: int = 3
+    upload_timeout_s: _Span = _Span(1.0)
+    upload_retry_delay_s: _Span = _Span(0.5)
+    merge_fan_in: int = 6
+    log_min_age_s: _Span = _Span(60.0)
+    orphan_min_age_s: _Span = _Span(3600.0)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a stateful operator. All have defaults, and may differ between starts unless they say otherwise.
+
+    Some options are the query's, because the query has one log and one place of state: ``file_merging``,
+    ``max_space_amplification``, ``retained_checkpoints``, ``retained_s``, ``inline_budget_bytes``,
+    ``driver_timeout_s``, ``heartbeat_s``, ``placement``, and some of ``tuning``. They must be equal in all operators of
+    a query; a start with different values is refused. The others are each operator's own.
+
+    Options that end in ``_s`` take a number of seconds, a ``datetime.timedelta``, or words as in Spark, such as
+    ``"1 hour 30 minutes"``.
+
+    Parameters
+    ----------
+    table : {"runs", "memory", "rocksdb"}
+        Where tasks look up state: in the sorted changesets themselves, in dictionaries in each Python worker's
+        memory, or in RocksDB databases beside the local copies (``pip install statelog[rocksdb]``).
+    file_merging : {"auto", "across", "within", "off"}
+        Which changesets share a file: those of successive checkpoints (across), those of one checkpoint (within), or
+        none (off): then every subtask writes a file per checkpoint. ``auto`` is ``across`` where the storage can
+        append, else ``within``.
+    max_space_amplification : float
+        Upper bound of the space amplification of all operators of the query: the size of the files that hold snapshots,
+        large changesets and materialized runs, per byte of them that retained checkpoints need; at least 1. Above it,
+        what is needed of the files with the most garbage is stored again: snapshots with the next checkpoint, keyed
+        state by a materialization.
+    retained_checkpoints : int
+        Number of newest checkpoints that can be restored; at least 2. Files that only older ones need are deleted:
+        unkeyed state at once, changesets of keyed state once the state is materialized.
+    retained_s : mapping of float, timedelta or str to the same
+        Checkpoints that can be read for longer: the first one of each interval of so many seconds, and for how many
+        seconds. ``{60: 3600, 3600: 86400}`` keeps one of each minute for an hour and one of each hour for a day. See
+        docs/reading-state.md.
+    materialization_interval_s : float, timedelta or str
+        How often each subtask materializes its state if it has changes; subtasks do it at different times.
+    replay_budget_s : float, timedelta or str
+        A subtask materializes earlier if a restart would need longer than this, by estimate, to read its changesets.
+    restore_deadline_s : float, timedelta, str or None
+        A subtask that takes longer to restore its state, its RocksDB table included, fails and names the missing
+        part. None for no limit.
+    driver_timeout_s : float, timedelta or str
+        A task fails if the driver takes longer to reply. The last task of a query's batch waits until the checkpoint
+        is durable.
+    inline_budget_bytes : int or None
+        This many bytes of changes in a batch travel with the acks and become part of the log entry; all subtasks of all
+        operators share them. Tasks write larger changesets themselves. None for 8 MiB in a directory, and 32 MiB in an
+        object store, whose writes take longer.
+    compression : {"lz4", "zstd", "none"}
+        Compression of stored keyed state. Files written with another setting stay readable.
+    max_in_flight_bytes : int
+        A subtask waits while more bytes than this are being written.
     local_directory : str or None
         Directory of the local copies of runs. None for Spark's scratch directory, which ends with the application; in
         a directory of your own the copies outlive it.
@@ -217,6 +265,8 @@ class Options:
         removing it in a query that has run.
     observer : Observer
         Receives steps and metrics.
+    tuning : Tuning
+        Settings that few queries need.
 
     Raises
     ------
@@ -226,50 +276,29 @@ class Options:
 
     table: str = "runs"
     file_merging: str = "auto"
-    max_file_bytes: int = 32 << 20
     max_space_amplification: float = 2.0
     retained_checkpoints: int = 10
     retained_s: Mapping[Any, Seconds] = field(default_factory=dict)
-    changelog: bool = True
-    materialization: bool = True
     materialization_interval_s: _Span = _Span(600.0)
-    materialization_max_failures: int = 3
-    max_log_to_base: float = 0.75
     replay_budget_s: _Span = _Span(10.0)
     restore_deadline_s: _SpanOrNone = _SpanOrNone(None)
     driver_timeout_s: _Span = _Span(600.0)
     inline_budget_bytes: int | None = None
     compression: str = "lz4"
-    upload_part_bytes: int = 5 << 20
     max_in_flight_bytes: int = 100 << 20
-    upload_threads: int = 5
-    upload_attempts: int = 3
-    upload_timeout_s: _Span = _Span(1.0)
-    upload_retry_delay_s: _Span = _Span(0.5)
-    merge_fan_in: int = 6
-    log_min_age_s: _Span = _Span(60.0)
-    orphan_min_age_s: _Span = _Span(3600.0)
     local_directory: str | None = None
     plain_local_files: bool = False
     redact_keys: bool = False
     placement: str = "auto"
     heartbeat_s: _SpanOrNone = _SpanOrNone(None)
     observer: Observer = field(default_factory=Observer)
+    tuning: Tuning = field(default_factory=Tuning)
 
     def __post_init__(self) -> None:
         if isinstance(self.retained_s, Mapping):
             spans = {_retained(every): _retained(kept) for every, kept in self.retained_s.items()}
             object.__setattr__(self, "retained_s", spans)
-        for names, is_valid, expected in _CHECKS:
-            for name in names.split():
-                value = getattr(self, name)
-                if not is_valid(value):
-                    raise ConfigurationError(f"Option {name} is {value!r:.80}.", hint=f"It must be {expected}.")
-        for names, range_ in _RANGES:
-            for name in names.split():
-                value = getattr(self, name)
-                if value is not None:  # NumPy's numbers become Python's, which every format can store
-                    object.__setattr__(self, name, int(value) if range_.is_whole else float(value))
+        _check(self)
 
     def for_store(self, *, can_append: bool) -> Options:
         """These options, with values that suit the store for those that are None."""

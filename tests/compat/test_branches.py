@@ -115,7 +115,10 @@ def test_a_branch_and_its_parent_go_on(fixture: Path) -> None:
 def test_a_branch_gives_its_parents_files_back(fixture: Path) -> None:
     branch = branch_of(fixture)
     branch.options = replace(
-        branch.options, retained_checkpoints=2, materialization_interval_s=0, max_log_to_base=0, log_min_age_s=0
+        branch.options,
+        retained_checkpoints=2,
+        materialization_interval_s=0,
+        tuning=replace(branch.options.tuning, max_log_to_base=0, log_min_age_s=0),
     )
     branch.start(1, 3)
     for batch in range(3, 20):

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import Options, StateMissingError
+from statelog import Options, StateMissingError, Tuning
 from statelog.history.pins import Pin, consumer_pins
 from statelog.history.query_history import read_history
 from statelog.reading.changes import changed_rows
@@ -34,7 +34,10 @@ TIMES_MS: Final = [1_000 * (batch + 1) for batch in range(10)]
 BEGINS_AFTER: Final = 4
 """The batch after which both consumers have stopped."""
 OPTIONS: Final = Options(
-    file_merging="off", retained_checkpoints=2, materialization_interval_s=0, max_log_to_base=0, log_min_age_s=0
+    file_merging="off",
+    retained_checkpoints=2,
+    materialization_interval_s=0,
+    tuning=Tuning(max_log_to_base=0, log_min_age_s=0),
 )
 PIN_S: Final = 1e10
 """The clock of the harness is in a far future, so the pins last longer."""

@@ -11,14 +11,16 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
-from statelog import Options, StateMissingError
+from statelog import Options, StateMissingError, Tuning
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
 from tests.compat.stored import read_query, write_query
 
 FIXTURES: Final = Path(__file__).parent / "pins"
 TIMES_MS: Final = [1_000, 2_000, 3_000]
-OPTIONS: Final = Options(file_merging="off", retained_checkpoints=4, materialization_interval_s=0, log_min_age_s=0)
+OPTIONS: Final = Options(
+    file_merging="off", retained_checkpoints=4, materialization_interval_s=0, tuning=Tuning(log_min_age_s=0)
+)
 
 
 class Count(StatefulProcessor):

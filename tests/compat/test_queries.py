@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 import statelog
-from statelog import Options
+from statelog import Options, Tuning
 from statelog.coordinator.batch import BatchTime
 from statelog.local.stored_reader import read_stored
 from statelog.log.open import open_location
@@ -38,8 +38,7 @@ OPTIONS: Final = Options(
     inline_budget_bytes=2000,
     retained_checkpoints=2,
     materialization_interval_s=0,
-    merge_fan_in=2,
-    orphan_min_age_s=0,
+    tuning=Tuning(merge_fan_in=2, orphan_min_age_s=0),
 )
 BATCHES: Final = range(5)
 RESTART: Final = 3

@@ -12,7 +12,7 @@ import pytest
 
 import statelog
 from statelog.log.open import open_location
-from statelog.options import Options
+from statelog.options import Options, Tuning
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.reading.rows import one_by_one
 from statelog.reading.savepoint import Manifest
@@ -28,7 +28,7 @@ from tests.reading.saved import save
 FIXTURES = Path(__file__).parent / "savepoints"
 BATCH = len(SCRIPT) - 1
 WORDS = ["a", "b", "c", "d", "e", "f"]
-OPTIONS = Options(file_merging="across", merge_fan_in=2, orphan_min_age_s=0)
+OPTIONS = Options(file_merging="across", tuning=Tuning(merge_fan_in=2, orphan_min_age_s=0))
 
 
 class Collect(statelog.OperatorProcessor):

@@ -6,7 +6,9 @@ import dataclasses
 import importlib.util
 from pathlib import Path
 
-from statelog import Options
+import pytest
+
+from statelog import Options, Tuning
 
 _path = Path(__file__).parents[2] / "docs" / "options_table.py"
 _spec = importlib.util.spec_from_file_location("options_table", _path)
@@ -20,5 +22,6 @@ def test_the_page_is_made_from_the_options() -> None:
     assert options_table.PAGE.read_text() == options_table.page(), "run ./dev python docs/options_table.py"
 
 
-def test_every_option_is_described() -> None:
-    assert list(options_table.meanings()) == [field.name for field in dataclasses.fields(Options)]
+@pytest.mark.parametrize("kind", [Options, Tuning])
+def test_every_option_is_described(kind: type[Options | Tuning]) -> None:
+    assert list(options_table.meanings(kind)) == [field.name for field in dataclasses.fields(kind)]

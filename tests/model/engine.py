@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from statelog import Options
+from statelog import Options, Tuning
 from statelog.coordinator.batch import BatchTime
 from statelog.operators.keyed.operator import KeyedRows
 from statelog.runs.key_groups import subtasks_of
@@ -163,9 +163,8 @@ class Engine(LocalQuery):
         options = Options(
             table=table,
             file_merging=file_merging,
-            merge_fan_in=merge_fan_in,
             inline_budget_bytes=inline_budget_bytes,
-            orphan_min_age_s=0,
+            tuning=Tuning(merge_fan_in=merge_fan_in, orphan_min_age_s=0),
         )
         self.keyed = command_query(uid, hash_of, options)
         super().__init__(self.keyed.operator, directory, options, query_id=query_id, open_store=open_store)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
+from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options, Step, Tuning
 from statelog.coordinator.admission import OperatorConfig
 from statelog.coordinator.batch import BatchTime
 from statelog.coordinator.coordinator import Coordinator
@@ -225,11 +225,9 @@ class OperatorEngine:
         self.options = Options(
             file_merging=self.file_merging,
             inline_budget_bytes=self.inline_budget_bytes,
-            max_file_bytes=self.max_file_bytes,
             retained_checkpoints=self.retained_checkpoints,
-            log_min_age_s=0,
-            orphan_min_age_s=0,
             observer=self.observer,
+            tuning=Tuning(max_file_bytes=self.max_file_bytes, log_min_age_s=0, orphan_min_age_s=0),
         )
         store = self.open_store(self.location)
         states = sorted((binding.descriptor.to_stored() for binding in self.states), key=lambda state: state.name)

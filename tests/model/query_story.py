@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from statelog import Options
+from statelog import Options, Tuning
 from statelog.errors import StatelogError, StateMissingError, StorageError
 from statelog.testing.query import Crash
 from tests.model.query_actions import Action, Job, Task, random_actions, whole_action
@@ -41,10 +41,8 @@ class Story:
             inline_budget_bytes=self._random.choice([0, 8 << 20]),
             materialization_interval_s=self._random.choice([0.0, 600.0]),
             table=self._random.choice(["runs", "memory"]),
-            merge_fan_in=2,
             retained_checkpoints=Driver.least_retained,
-            log_min_age_s=0,
-            orphan_min_age_s=0,
+            tuning=Tuning(merge_fan_in=2, log_min_age_s=0, orphan_min_age_s=0),
         )
         self._engine = QueryEngine(directory, options, Random(seed + 1))
         self._oracle = Oracle()

@@ -7,12 +7,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from statelog import Options
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
 from statelog.testing.query import ManualClock
 from tests.model.engine import Command, CommandProcessor, Key, Model
 from tests.model.stored_files import StoredFiles
+from tests.options import make_options
 
 KEYS: list[Key] = [(number, text) for number in range(20) for text in ("a", "b")]
 
@@ -48,7 +48,7 @@ class RandomQuery:
             output="json string",
             keys=["a", "b"],
             parallelism=self.parallelism,
-            options=Options(**(small | self.options)),
+            options=make_options(**(small | self.options)),
         )
         self._at: dict[int, int] = {}
         self.moves = 0

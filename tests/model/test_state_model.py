@@ -21,7 +21,7 @@ from statelog import Options, Step, Ttl, Watermark
 from statelog.coordinator.batch import BatchTime
 from statelog.local.policy import MergePolicy
 from statelog.log.open import INITIAL_FOLDER
-from statelog.options import TABLES
+from statelog.options import TABLES, Tuning
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator
 from statelog.reading.rows import one_by_one
@@ -186,16 +186,18 @@ class StateMachine(RuleBasedStateMachine):
             options=Options(
                 table=self._table(table),
                 file_merging=merging,
-                max_file_bytes=file_bytes,
-                upload_part_bytes=part_bytes,
-                merge_fan_in=2,
                 inline_budget_bytes=inline,
-                orphan_min_age_s=0,
-                log_min_age_s=0,
                 retained_checkpoints=retained,
-                changelog=changelog,
                 materialization_interval_s=interval_s,
-                max_log_to_base=1e9,
+                tuning=Tuning(
+                    max_file_bytes=file_bytes,
+                    upload_part_bytes=part_bytes,
+                    merge_fan_in=2,
+                    orphan_min_age_s=0,
+                    log_min_age_s=0,
+                    changelog=changelog,
+                    max_log_to_base=1e9,
+                ),
             ),
         )
         parts_of(self.harness).query.clock = TickingClock(1e10)
@@ -289,10 +291,10 @@ class StateMachine(RuleBasedStateMachine):
         query.options = replace(
             query.options,
             file_merging=merging,
-            changelog=changelog,
             materialization_interval_s=interval_s,
             table=self._table(table),
             inline_budget_bytes=inline,
+            tuning=replace(query.options.tuning, changelog=changelog),
         )
         self.harness.restart(parallelism, keepLocal=keep_local)
 

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog import Options, Step
+from statelog import Options, Step, Tuning
 from statelog.coordinator.admission import OperatorConfig
 from statelog.history.query_history import QueryHistory
 from statelog.local.stored_reader import read_stored
@@ -75,10 +75,8 @@ class Story:
         options = Options(
             file_merging=self.random.choice(["across", "within", "off"]),
             inline_budget_bytes=self.random.choice([0, 100, 8 << 20]),
-            merge_fan_in=2,
-            orphan_min_age_s=0,
-            upload_part_bytes=200,
             retained_checkpoints=2,
+            tuning=Tuning(merge_fan_in=2, orphan_min_age_s=0, upload_part_bytes=200),
         )
         self.keyed = command_query(KEYED, lambda key: hash(key) % 2**64, options)
         self.query = QueryRunner(directory, options)

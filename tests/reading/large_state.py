@@ -47,7 +47,11 @@ class LargeState(Story):
         self.run_keys([key_of(0)])
 
     def _materialize(self, interval_s: float) -> None:
-        options = replace(self.engine.options, materialization_interval_s=interval_s, max_log_to_base=interval_s)
+        options = replace(
+            self.engine.options,
+            materialization_interval_s=interval_s,
+            tuning=replace(self.engine.options.tuning, max_log_to_base=interval_s),
+        )
         self.engine.options = options
         self.start()
 

@@ -252,7 +252,7 @@ def test_without_a_changelog_a_consumer_is_refused(tmp_path: Path) -> None:
     query = Story(tmp_path, changelog=False)
     query.run_batches(3, random.Random(1))
     feed = Feed(query.location, after=0)
-    with pytest.raises(ConfigurationError, match=r"no changes in batch 1: it ran with Options\(changelog=False\)"):
+    with pytest.raises(ConfigurationError, match=r"no changes in batch 1: it ran with Tuning\(changelog=False\)"):
         feed.step()
 
 

@@ -151,7 +151,11 @@ def pin_state(query: Story, known: QueryHistory, batch: int) -> None:
 def test_a_state_that_is_not_retained_is_not_pinned_though_its_changes_are_there(tmp_path: Path) -> None:
     query = Story(tmp_path, **FORGETFUL)
     query.run_batches(5, random.Random(1))
-    query.engine.options = replace(query.engine.options, materialization_interval_s=1e9, max_log_to_base=1e9)
+    query.engine.options = replace(
+        query.engine.options,
+        materialization_interval_s=1e9,
+        tuning=replace(query.engine.options.tuning, max_log_to_base=1e9),
+    )
     query.start()
     query.run_batches(3, random.Random(1))
     known = query.query()

@@ -75,7 +75,7 @@ class Past:
                 self.query.engine.options,
                 retained_checkpoints=2,
                 materialization_interval_s=0.0,
-                max_log_to_base=0.0,
+                tuning=replace(self.query.engine.options.tuning, max_log_to_base=0.0),
             )
         go_back(self.query)
         self.query.run_batches(batches, random.Random(2))

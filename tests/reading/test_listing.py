@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog import ConfigurationError, Options, PinInfo, StateMissingError
+from statelog import ConfigurationError, Options, PinInfo, StateMissingError, Tuning
 from statelog.coordinator.batch import BatchTime
 from statelog.storage import LocalStore
 from statelog.testing.query import ManualClock
@@ -151,10 +151,8 @@ def two(tmp_path: Path) -> Iterator[Callable[[int], None]]:
     options = Options(
         retained_checkpoints=RETAINED,
         materialization_interval_s=0.0,
-        max_log_to_base=0.0,
-        max_file_bytes=1,
-        log_min_age_s=0.0,
         inline_budget_bytes=0,
+        tuning=Tuning(max_log_to_base=0.0, max_file_bytes=1, log_min_age_s=0.0),
     )
     runner = QueryRunner(tmp_path, options)
     runner.clock = ManualClock(time.time())

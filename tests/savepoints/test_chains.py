@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 import statelog
-from statelog import Options, StateMissingError, Step
+from statelog import Options, StateMissingError, Step, Tuning
 from statelog.coordinator.batch import BatchTime
 from statelog.history.pins import Pin, read_pin
 from statelog.history.query_history import QueryHistory, read_history
@@ -203,11 +203,7 @@ class Family:
             inline_budget_bytes=self.random.choice([0, 0, 8 << 20]),
             retained_checkpoints=self.random.choice([2, 4]),
             materialization_interval_s=0,
-            max_log_to_base=0,
-            merge_fan_in=2,
-            max_file_bytes=4000,
-            log_min_age_s=0,
-            orphan_min_age_s=0,
+            tuning=Tuning(max_log_to_base=0, merge_fan_in=2, max_file_bytes=4000, log_min_age_s=0, orphan_min_age_s=0),
         )
 
     def step(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import statelog
-from statelog import ConfigurationError, CorruptionError, Options, StatelogError, StateMissingError
+from statelog import ConfigurationError, CorruptionError, Options, StatelogError, StateMissingError, Tuning
 from statelog.__main__ import main
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
@@ -173,7 +173,8 @@ def test_a_damaged_log_is_an_error(query: Story, tmp_path: Path) -> None:
 def of_two(tmp_path: Path) -> Operators:
     """A query of two operators with checkpoints up to batch 8; those from batch 6 on need an object that is damaged."""
     made = Operators(
-        tmp_path / "two", Options(file_merging="across", inline_budget_bytes=0, orphan_min_age_s=0, log_min_age_s=0)
+        tmp_path / "two",
+        Options(file_merging="across", inline_budget_bytes=0, tuning=Tuning(orphan_min_age_s=0, log_min_age_s=0)),
     )
     made.run("ab", 0, 8)
     spark_checkpoint(tmp_path / "two", range(10), range(9))

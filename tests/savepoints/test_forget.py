@@ -17,6 +17,7 @@ from statelog.queries import stopped
 from statelog.spark.checkpoint import location as checkpoint_location
 from statelog.storage import LocalStore
 from statelog.testing.query import ManualClock
+from tests.options import make_options
 from tests.savepoints.test_rewind import SMALL, Operators, spark_checkpoint
 from tests.savepoints.test_savepoint_faults import deaths
 from tests.stored_query import StoredQuery, saved_values
@@ -147,7 +148,7 @@ def files_of(operators: Operators, identity: str) -> set[str]:
 @pytest.mark.parametrize("is_renamed", [False, True])
 def test_the_next_start_deletes_the_state(tmp_path: Path, is_renamed: bool) -> None:
     spark_checkpoint(tmp_path, range(7), range(6))
-    operators = Operators(tmp_path, Options(**{**SMALL, "inline_budget_bytes": 0}))
+    operators = Operators(tmp_path, make_options(**{**SMALL, "inline_budget_bytes": 0}))
     operators.run("ab", 0, 5)
     identity = operators.history.names["b"]
     uid = "b"
@@ -164,7 +165,7 @@ def test_the_next_start_deletes_the_state(tmp_path: Path, is_renamed: bool) -> N
 @pytest.mark.parametrize("is_renamed", [False, True])
 def test_gc_deletes_the_state_once_no_pin_keeps_it(tmp_path: Path, is_renamed: bool) -> None:
     spark_checkpoint(tmp_path, range(7), range(6))
-    operators = Operators(tmp_path, Options(**{**SMALL, "inline_budget_bytes": 0}))
+    operators = Operators(tmp_path, make_options(**{**SMALL, "inline_budget_bytes": 0}))
     operators.run("ab", 0, 5)
     identity = operators.history.names["b"]
     pin = statelog.pin(operators.location, "b", lasts_s=None, owner="audit").name

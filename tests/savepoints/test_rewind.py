@@ -21,11 +21,12 @@ from statelog.clock import SystemClock
 from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim
 from statelog.log.open import open_log
-from statelog.options import Options
+from statelog.options import Options, Tuning
 from statelog.spark.checkpoint import files as spark_files_module
 from statelog.storage import LocalStore
 from tests.model.engine import Command, command_query, command_rows
 from tests.model.operator_engine import OperatorEngine
+from tests.options import make_options
 from tests.query_runner import QueryRunner
 
 
@@ -70,7 +71,7 @@ SMALL: dict[str, Any] = {
     "orphan_min_age_s": 0,
     "log_min_age_s": 0,
 }
-MATERIALIZING = Options(**SMALL)
+MATERIALIZING = make_options(**SMALL)
 
 
 class Operators:
@@ -85,7 +86,7 @@ class Operators:
     """
 
     def __init__(self, directory: Path, options: Options | None = None) -> None:
-        self.options = options or Options(file_merging="across", orphan_min_age_s=0)
+        self.options = options or Options(file_merging="across", tuning=Tuning(orphan_min_age_s=0))
         self.runner = QueryRunner(directory / "scratch", self.options, location=str(directory / "location"))
 
     @property
@@ -480,7 +481,7 @@ def test_operator_state_needs_its_newest_snapshots_only(tmp_path: Path) -> None:
 
 def behind(tmp_path: Path, batch: int, **options: Any) -> Operators:
     """A query with checkpoints up to batch 9, of which those after a batch are not of the batches that Spark knows."""
-    operators = Operators(tmp_path, Options(**{"file_merging": "across", "orphan_min_age_s": 0, **options}))
+    operators = Operators(tmp_path, make_options(**{"file_merging": "across", "orphan_min_age_s": 0, **options}))
     operators.run("ab", 0, 9)
     spark_checkpoint(tmp_path, range(11), range(10))
     set_times(tmp_path, range(batch + 1, 10))

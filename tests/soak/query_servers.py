@@ -21,6 +21,7 @@ from tests.model.engine import TickingClock
 from tests.model.query_driver import Driver, Member, Surroundings
 from tests.model.query_engine import SparkNotes, TaskPlace, run_attempt, run_id_of
 from tests.model.query_graph import Row, operator_of
+from tests.options import make_options
 from tests.soak.query_tools import STATE
 from tests.soak.servers import Harm, Harmed, SoakStore, on_disk
 
@@ -94,7 +95,7 @@ class QueryDriver:
         """Start the query, and return the port that its tasks call."""
         self.begin(now_s, ahead_s, harm)
         self._run, self._driver = run.number, None
-        options = Options(observer=self._harmed, **run.options)
+        options = make_options(observer=self._harmed, **run.options)
         around = surroundings(self._notes, options, self._shifted, self._opened, self._new_token)
         driver = Driver(around, run_id_of(run.number))
         driver.start(run.first_batch, {uid: Member(operator_of(uid).local, n) for uid, n in run.parallelism.items()})
@@ -169,7 +170,7 @@ class QueryWorker:
             task=place.id_in(self._notes.query_id, task.run.number),
             partition=place.subtask,
             parallelism=parallelism,
-            options=Options(observer=self._harmed, **task.run.options),
+            options=make_options(observer=self._harmed, **task.run.options),
             call=partial(self._call, task.port),
             memory=self._memory,
             local_of=lambda identity: (

@@ -53,6 +53,7 @@ from tests.model.keyed_commands import INPUT, OUTPUT, Commands, as_input, collid
 from tests.model.keyed_model import Key, Row, Rules
 from tests.model.stored_files import StoredFiles
 from tests.model.stored_state import stored_state
+from tests.options import make_options
 from tests.storage.full_disk import full_disk
 from tests.storage.page_cache import tear_last_frame
 from tests.stores import WholeObjects
@@ -288,7 +289,7 @@ class SoakQuery(LocalQuery):
         """Be a process of this run."""
         self.run = run
         self.runs, self.query_id, self.parallelism = run.number, run.query_id, run.parallelism
-        self.options = Options(observer=self.crash_point, **run.options)
+        self.options = make_options(observer=self.crash_point, **run.options)
 
 
 # ---- The driver ----

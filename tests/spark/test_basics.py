@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
-from statelog import Options
+from statelog import Options, Tuning
 from tests.spark.support import LEDGER, Job, Ledger, ledger_model, make_orders, start_driver
 
 pytestmark = pytest.mark.spark
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.spark
 VARIANTS = {
     "defaults": Options(),
     "memory table": Options(table="memory"),
-    "RocksDB table": Options(table="rocksdb", merge_fan_in=2),
+    "RocksDB table": Options(table="rocksdb", tuning=Tuning(merge_fan_in=2)),
     "object log": Options(file_merging="within"),
     "uploads": Options(inline_budget_bytes=0),
-    "much merging": Options(merge_fan_in=2),
-    "all at once": Options(table="memory", file_merging="within", inline_budget_bytes=0, merge_fan_in=2),
+    "much merging": Options(tuning=Tuning(merge_fan_in=2)),
+    "all at once": Options(table="memory", file_merging="within", inline_budget_bytes=0, tuning=Tuning(merge_fan_in=2)),
 }
 
 
@@ -71,7 +71,7 @@ def test_options_may_change_from_run_to_run(spark: SparkSession, tmp_path: Path)
         [
             Options(table="memory"),
             Options(table="rocksdb", inline_budget_bytes=0),
-            Options(table="memory", merge_fan_in=2),
+            Options(table="memory", tuning=Tuning(merge_fan_in=2)),
             Options(),
             Options(table="rocksdb"),
         ]

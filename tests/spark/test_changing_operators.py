@@ -21,6 +21,7 @@ from statelog import (
     Options,
     RestoreMetrics,
     Step,
+    Tuning,
 )
 from tests.spark.inputs import add_json
 
@@ -136,7 +137,7 @@ class Query:
         for uid in uids:
             own: dict[str, Any] = {
                 "uid": uid,
-                "options": Options(observer=observer, orphan_min_age_s=0, heartbeat_s=heartbeat_s),
+                "options": Options(observer=observer, heartbeat_s=heartbeat_s, tuning=Tuning(orphan_min_age_s=0)),
             }
             if uid == uids[-1]:
                 own |= more

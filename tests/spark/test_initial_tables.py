@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, StructType, TimestampNTZType
 
 import statelog
-from statelog import ConfigurationError, Options
+from statelog import ConfigurationError, Options, Tuning
 from tests.spark.inputs import add_json
 from tests.spark.support import LEDGER, Answer, Job, Ledger, ledger_model, make_orders
 
@@ -68,7 +68,7 @@ def test_every_kind_is_loaded_once_whatever_happens_to_the_first_batch(
     wrong = {"account": tables["account"].selectExpr("key_user", "value_count + 1 value_count", "value_amount")}
     job.fail(ledger(job, spark, wrong), break_down)
     frame = statelog.key_by(
-        job.read(spark), "user", parallelism=3, options=Options(changelog=changelog)
+        job.read(spark), "user", parallelism=3, options=Options(tuning=Tuning(changelog=changelog))
     ).transformWithState(Ledger(), LEDGER, "update", "None", initialState=tables)
     job.run(frame)
     job.add(orders[6:])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statelog import Options, Step
+from statelog import Options, Step, Tuning
 from tests.spark.faults import KillAt, make_marker
 from tests.spark.support import Job, Ledger, make_orders, start_driver
 
@@ -37,7 +37,9 @@ def test_a_worker_killed_at_a_step_loses_nothing(
     job = Job(tmp_path).add(make_orders(5, seed=3))
     kill = KillAt(step, 3, make_marker(tmp_path / "kill"))
     options = Options(
-        merge_fan_in=2, inline_budget_bytes=inline_bytes, orphan_min_age_s=0, materialization_interval_s=0
+        inline_budget_bytes=inline_bytes,
+        materialization_interval_s=0,
+        tuning=Tuning(merge_fan_in=2, orphan_min_age_s=0),
     )
 
     text = job.fail(job.ledger(spark, 2, replace(options, observer=kill)))

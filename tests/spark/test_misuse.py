@@ -305,6 +305,11 @@ def test_two_operators_need_different_uids(spark: SparkSession, tmp_path: Path) 
     ("first", "second", "words"),
     [
         ({}, {"options": statelog.Options(retained_checkpoints=5)}, ["retained_checkpoints 10", "operator 'second' 5"]),
+        (
+            {},
+            {"options": statelog.Options(tuning=statelog.Tuning(max_file_bytes=5))},
+            ["max_file_bytes 33554432", "operator 'second' 5"],
+        ),
         ({"location": "/one"}, {"location": "/other"}, ["operator 'first' /one", "operator 'second' /other"]),
     ],
 )
@@ -312,8 +317,8 @@ def test_operators_of_a_query_share_the_options_of_its_log(
     spark: SparkSession, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], words: list[str]
 ) -> None:
     job = Job(tmp_path).add(make_orders(2, seed=31))
-    own = statelog.key_by(job.read(spark), "user", uid="first").agg(statelog.Last("item").alias("item"), **first)
-    both = statelog.key_by(own, "user", uid="second").agg(statelog.Last("item").alias("item"), **second)
+    own = statelog.key_by(job.read(spark), "user", uid="first", **first).agg(statelog.Last("item").alias("item"))
+    both = statelog.key_by(own, "user", uid="second", **second).agg(statelog.Last("item").alias("item"))
     text = job.fail(both)
     for word in [*words, "[invalid-option]"]:
         assert word in text

@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import Options
-from statelog.options import TABLES
+from statelog.options import TABLES, Tuning
 from tests.spark.support import Answer, Job
 
 pytestmark = pytest.mark.spark
@@ -46,7 +46,7 @@ def test_a_state_may_change_its_fields(spark: SparkSession, tmp_path: Path, tabl
     def plan(schema: str) -> DataFrame:
         rows = job.read(spark, "user string, count long, name string, score double")
         return statelog.key_by(
-            rows, "user", parallelism=2, options=Options(table=table, merge_fan_in=2)
+            rows, "user", parallelism=2, options=Options(table=table, tuning=Tuning(merge_fan_in=2))
         ).transformWithState(Profile(schema), "user string, before string", "update", "None")
 
     def run(schema: str, **row: Any) -> Answer:

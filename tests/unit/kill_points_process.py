@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NoReturn
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, ProtocolError
+from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, ProtocolError, Tuning
 from statelog.coordinator.batch import BatchTime
 from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Reply, Request, Tick
@@ -147,13 +147,11 @@ class Scenario:
         """Changesets have parts, the log has several files, and what is not needed goes at once."""
         return Options(
             file_merging=self.merging,
-            max_file_bytes=3000,
-            upload_part_bytes=1,
-            upload_threads=1,
             inline_budget_bytes=400,
             retained_checkpoints=2,
-            log_min_age_s=0,
-            orphan_min_age_s=0,
+            tuning=Tuning(
+                max_file_bytes=3000, upload_part_bytes=1, upload_threads=1, log_min_age_s=0, orphan_min_age_s=0
+            ),
         )
 
     def describe(self) -> KeyedQuery | UnkeyedQuery:

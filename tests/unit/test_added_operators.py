@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from statelog import ConfigurationError, ErrorKind, FencedError, Options, StateMissingError
+from statelog import ConfigurationError, ErrorKind, FencedError, StateMissingError
 from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim, Entry
 from statelog.log.open import open_log
@@ -20,6 +20,7 @@ from statelog.testing.query import LocalOperator, ManualClock
 from tests.model.engine import Key, command_query, command_rows
 from tests.model.operator_engine import OperatorEngine
 from tests.model.stored_files import give_up_state
+from tests.options import make_options
 from tests.query_runner import QueryRunner
 
 LOW: Key = (1, None)
@@ -32,7 +33,7 @@ class Query:
     """A query of operators that hold a value for each of two keys."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
-        self.options = Options(orphan_min_age_s=0, log_min_age_s=0, **options)
+        self.options = make_options(orphan_min_age_s=0, log_min_age_s=0, **options)
         self.runner = QueryRunner(directory, self.options)
         self._keyed: dict[str, KeyedQuery] = {}
 

@@ -24,6 +24,7 @@ from statelog.storage import LocalStore, Store
 from statelog.storage.links import LinkedStore, link
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.query import ManualClock
+from tests.options import make_options
 from tests.short_log import IDENTITY, ShortLog, base, base_range, changes, identity_of
 
 PARENT = Parent("/parent", 5, pin_name(5, b"pin"))
@@ -43,7 +44,7 @@ def target(location: Path, batch: int = 5, **options: Any) -> RestoreTarget:
         query_id="branch",
         run_id="branching",
         batch=batch,
-        options=Options(**options),
+        options=make_options(**options),
         clock=ManualClock(5),
         new_token=lambda: next(tokens),
     )

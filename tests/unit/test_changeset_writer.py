@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statelog import Options
+from statelog import Options, Tuning
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
 from statelog.operators.keyed.changes import BatchChanges
@@ -61,7 +61,7 @@ class Subtask:
         self.store = LocalStore(folder / "store")
         self.local = LocalRuns(folder / "local")
         self.changes = Given()
-        options = Options(upload_part_bytes=part_bytes, max_in_flight_bytes=1000, upload_threads=1)
+        options = Options(max_in_flight_bytes=1000, tuning=Tuning(upload_part_bytes=part_bytes, upload_threads=1))
         attempt = make_attempt(
             self.local.directory, 3, options=options, open_store=lambda location: self.store, token="a"
         )

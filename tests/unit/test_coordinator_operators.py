@@ -32,6 +32,7 @@ from statelog import (
     StateMissingError,
     Step,
     StorageError,
+    Tuning,
 )
 from statelog.coordinator.admission import OperatorConfig
 from statelog.coordinator.batch import BatchTime
@@ -142,7 +143,9 @@ class Query:
         self.store: Store = self.gate
         self.clock = ManualClock(10**10)
         self.told = Told(self.clock)
-        self.options = Options(materialization=False, orphan_min_age_s=0, log_min_age_s=0, observer=self.told)
+        self.options = Options(
+            observer=self.told, tuning=Tuning(materialization=False, orphan_min_age_s=0, log_min_age_s=0)
+        )
         self.own: dict[str, dict[str, Any]] = {}
         """Values of the operators' configurations."""
         self.number = 0
@@ -981,12 +984,11 @@ def test_an_operator_that_holds_back_the_log_has_to_materialize_its_state(tmp_pa
     query = Query(tmp_path, CHAIN)
     query.options = dataclasses.replace(
         query.options,
-        materialization=True,
         materialization_interval_s=1e9,
-        max_log_to_base=0.0,
         replay_budget_s=1e9,
         retained_checkpoints=2,
         file_merging="within",
+        tuning=dataclasses.replace(query.options.tuning, materialization=True, max_log_to_base=0.0),
     )
     query.start(0, policy=SMALL)
     asked: list[int] = []
@@ -1008,7 +1010,10 @@ def test_an_operator_that_holds_back_the_log_has_to_materialize_its_state(tmp_pa
 def test_without_much_of_the_log_nobody_is_asked(tmp_path: Path) -> None:
     query = Query(tmp_path, CHAIN)
     query.options = dataclasses.replace(
-        query.options, materialization=True, materialization_interval_s=1e9, replay_budget_s=1e9
+        query.options,
+        materialization_interval_s=1e9,
+        replay_budget_s=1e9,
+        tuning=dataclasses.replace(query.options.tuning, materialization=True),
     )
     query.start(0)
     for batch in range(5):
@@ -1041,7 +1046,10 @@ def changes_of(query: Query, uid: str) -> list[int]:
 def test_a_consumer_of_one_operator_keeps_no_object_of_another(tmp_path: Path) -> None:
     query = Query(tmp_path, CHAIN)
     query.options = dataclasses.replace(
-        query.options, materialization=True, materialization_interval_s=0, retained_checkpoints=2
+        query.options,
+        materialization_interval_s=0,
+        retained_checkpoints=2,
+        tuning=dataclasses.replace(query.options.tuning, materialization=True),
     )
     query.start(0)
     for batch in range(3):

@@ -27,6 +27,7 @@ from statelog import (
     StateMissingError,
     Step,
     StorageError,
+    Tuning,
 )
 from statelog.coordinator.admission import OperatorConfig
 from statelog.coordinator.batch import BatchTime
@@ -91,7 +92,9 @@ class Runs:
         self.clock = ManualClock(10**10)
         self.told = Told(self.clock)
         self.store: Store = LocalStore(directory)
-        self.options = Options(materialization=False, orphan_min_age_s=0, log_min_age_s=0, observer=self.told)
+        self.options = Options(
+            observer=self.told, tuning=Tuning(materialization=False, orphan_min_age_s=0, log_min_age_s=0)
+        )
         self.times: dict[int, BatchTime] = {batch: BatchTime(1000 + batch, 0) for batch in range(100)}
         self.number = 0
         self.attempts = 0
@@ -511,7 +514,11 @@ def test_a_checkpoint_counts_the_files_of_the_log_that_were_made_for_it(runs: Ru
 
 def test_materialized_runs_inside_an_entry_are_named_where_they_are_by_its_revisions(runs: Runs) -> None:
     """The bytes that came with the ack are written once."""
-    runs.options = dataclasses.replace(runs.options, materialization=True, materialization_interval_s=0)
+    runs.options = dataclasses.replace(
+        runs.options,
+        materialization_interval_s=0,
+        tuning=dataclasses.replace(runs.options.tuning, materialization=True),
+    )
     runs.start(0)
     runs.batch(0)
     begun = runs.begin(1)
@@ -609,7 +616,9 @@ def test_a_run_removes_what_it_has_left_before_it_gives_up_its_epoch(runs: Runs)
 
 def test_a_materialization_that_fails_too_often_stops_the_run(runs: Runs) -> None:
     runs.options = dataclasses.replace(
-        runs.options, materialization=True, materialization_interval_s=0, materialization_max_failures=0
+        runs.options,
+        materialization_interval_s=0,
+        tuning=dataclasses.replace(runs.options.tuning, materialization=True, materialization_max_failures=0),
     )
     runs.start(0)
     runs.batch(0)
@@ -686,7 +695,9 @@ def test_a_snapshot_that_stays_is_moved_out_of_a_file_that_is_mostly_waste(runs:
             return super().read(name, offset=offset, length=length)
 
     is_failing = True
-    runs.options = dataclasses.replace(runs.options, retained_checkpoints=2, max_file_bytes=2000)
+    runs.options = dataclasses.replace(
+        runs.options, retained_checkpoints=2, tuning=dataclasses.replace(runs.options.tuning, max_file_bytes=2000)
+    )
     runs.store = Unreadable(runs.store)
     runs.start(0, dataclasses.replace(WITHOUT_KEYS, parallelism=2))
     runs.batch(0, b"stays", b"0" * 100)
@@ -715,7 +726,9 @@ def test_keyed_state_is_never_unchanged(runs: Runs) -> None:
 @pytest.mark.parametrize("changelog", [False, True])
 def test_an_operator_without_keys_gets_no_orders_and_counts_no_log(runs: Runs, changelog: bool) -> None:
     runs.options = dataclasses.replace(
-        runs.options, materialization=True, materialization_interval_s=0, changelog=changelog
+        runs.options,
+        materialization_interval_s=0,
+        tuning=dataclasses.replace(runs.options.tuning, materialization=True, changelog=changelog),
     )
     runs.start(0, WITHOUT_KEYS)
     for batch in range(3):

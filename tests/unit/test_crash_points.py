@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
+from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, Step, Tuning
 from statelog.history.query_history import QueryHistory
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
@@ -110,13 +110,9 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def options(merging: str) -> Options:
     return Options(
         file_merging=merging,
-        max_file_bytes=3000,
-        upload_part_bytes=1,
-        upload_threads=1,
         inline_budget_bytes=400,
         retained_checkpoints=2,
-        log_min_age_s=0,
-        orphan_min_age_s=0,
+        tuning=Tuning(max_file_bytes=3000, upload_part_bytes=1, upload_threads=1, log_min_age_s=0, orphan_min_age_s=0),
     )
 
 

@@ -16,7 +16,7 @@ import statelog
 from statelog import ConfigurationError, Options, ProcessorError, Step
 from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.values import AggregatingState, ReducingState, ValueState
-from statelog.options import TABLES
+from statelog.options import TABLES, Tuning
 from statelog.runs.schema import StateKind
 from statelog.spark.plan.states import DeletedState
 from statelog.testing import Harness, TwsTester
@@ -61,7 +61,7 @@ def harness_of(processor: Processor, table: str) -> Harness:
         input=COLUMNS,
         keys=["k"],
         output=COLUMNS,
-        options=Options(table=table, merge_fan_in=2),
+        options=Options(table=table, tuning=Tuning(merge_fan_in=2)),
         parallelism=2,
     )
 
@@ -184,7 +184,7 @@ def both(processor: StatefulProcessor, table: str = "runs") -> Harness:
         keys=["k"],
         output="k string, seen string",
         timeMode="ProcessingTime",
-        options=Options(table=table, merge_fan_in=2),
+        options=Options(table=table, tuning=Tuning(merge_fan_in=2)),
         parallelism=2,
     )
 

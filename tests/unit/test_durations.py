@@ -17,9 +17,10 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import statelog
-from statelog import ArrowProcessor, ConfigurationError, Observer, Options, Ttl, Watermark
+from statelog import ArrowProcessor, ConfigurationError, Observer, Options, Ttl, Tuning, Watermark
 from statelog.durations import in_milliseconds, in_seconds
 from statelog.testing import Harness, TwsTester
+from tests.options import make_options
 
 UNITS_MS = {"week": 604_800_000, "day": 86_400_000, "hour": 3_600_000, "minute": 60_000, "second": 1000}
 NOW_MS = 1_800_000_000_000
@@ -88,13 +89,13 @@ def test_options_take_durations_and_hold_seconds() -> None:
     made = Options(
         heartbeat_s="500 milliseconds",
         driver_timeout_s=timedelta(minutes=2),
-        log_min_age_s=np.int64(4),  # type: ignore[arg-type]  # a number all the same
         retained_s={"1 minute": timedelta(hours=1), 3600: 86_400},
         observer=observer,
+        tuning=Tuning(log_min_age_s=np.int64(4)),  # type: ignore[arg-type]  # a number all the same
     )
     retained_s = {60.0: 3600.0, 3600.0: 86_400.0}
     assert made == Options(
-        heartbeat_s=0.5, driver_timeout_s=120, log_min_age_s=4, retained_s=retained_s, observer=observer
+        heartbeat_s=0.5, driver_timeout_s=120, retained_s=retained_s, observer=observer, tuning=Tuning(log_min_age_s=4)
     )
     assert made.heartbeat_ms == 500
     assert made.retained_spans_s == {60: 3600, 3600: 86_400}
@@ -120,7 +121,7 @@ def test_options_take_durations_and_hold_seconds() -> None:
 )
 def test_options_refuse_other_values_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"ption {next(iter(given))} is"):
-        Options(**given)
+        make_options(**given)
 
 
 class Remembers(StatefulProcessor):

@@ -122,7 +122,11 @@ def engine(tmp_path: Path) -> Engine:
 
 def _options(options: Options, **changed: Any) -> Options:
     return dataclasses.replace(
-        options, materialization_interval_s=0, retained_checkpoints=2, log_min_age_s=0, **changed
+        options,
+        materialization_interval_s=0,
+        retained_checkpoints=2,
+        **changed,
+        tuning=dataclasses.replace(options.tuning, log_min_age_s=0),
     )
 
 

@@ -29,6 +29,7 @@ from statelog import (
     RestoreProgress,
     Step,
     StorageError,
+    Tuning,
     Watermark,
 )
 from statelog.testing import FaultPlan, Harness
@@ -292,7 +293,7 @@ def test_batch_survives_a_crash_at_any_step(step: Step, driver: bool) -> None:
 
 
 def test_crash_of_one_subtask_and_while_merging() -> None:
-    with sums(parallelism=2, options=Options(merge_fan_in=2)) as harness:
+    with sums(parallelism=2, options=Options(tuning=Tuning(merge_fan_in=2))) as harness:
         harness.crash(Step.MERGING, subtask=1)
         for total in range(1, 6):
             assert sorted(harness.push([(name, 1) for name in "abcdef"])) == [(name, total) for name in "abcdef"]

@@ -21,7 +21,7 @@ from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, QueryCheckpoint
 from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
-from statelog.options import Options
+from statelog.options import Options, Tuning
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
 from statelog.storage.links import LinkedStore, link
@@ -43,7 +43,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_inventory(root: Path, *, deletes_in_background: bool = False, orphan_min_age_s: float = 60.0) -> Inventory:
-    options = Options(orphan_min_age_s=orphan_min_age_s)
+    options = Options(tuning=Tuning(orphan_min_age_s=orphan_min_age_s))
     return Inventory(
         LinkedStore(LocalStore(root), LocalStore),
         "/location",

@@ -190,7 +190,11 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(
 
 
 def test_without_changelog_no_part_of_one_is_written(engine: NotingEngine) -> None:
-    engine.options = dataclasses.replace(engine.options, changelog=False, upload_part_bytes=1, inline_budget_bytes=0)
+    engine.options = dataclasses.replace(
+        engine.options,
+        inline_budget_bytes=0,
+        tuning=dataclasses.replace(engine.options.tuning, changelog=False, upload_part_bytes=1),
+    )
     assert isinstance(engine.operator, LocalKeyedOperator)
     engine.operator = engine.operator.with_budget(Budget(window_keys=10))
     engine.start(1, 0)

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import OperatorProcessor, Options, ProcessorError
+from statelog import OperatorProcessor, Options, ProcessorError, Tuning
 from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
 from statelog.local.runs import LocalRun, LocalRuns
@@ -582,7 +582,7 @@ class Keep(StatefulProcessor):
 
 
 def test_stored_blocks_are_small_so_that_a_look_up_reads_little(tmp_path: Path) -> None:
-    options = Options(inline_budget_bytes=0, materialization_interval_s=0, merge_fan_in=2)
+    options = Options(inline_budget_bytes=0, materialization_interval_s=0, tuning=Tuning(merge_fan_in=2))
     with Harness(Keep(), input="k long, text string", output="k long", keys=["k"], options=options) as harness:
         for batch in range(4):
             harness.push([(key, f"{batch}" * 3000) for key in range(1000)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from statelog import Observer, Options
+from statelog import Observer, Options, Tuning
 from statelog.local.materializer import MaintenanceRequest, Materialized
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
@@ -74,7 +74,9 @@ class Subtask:
         write_run(self.local, local_run, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
 
     def maintenance(self, request: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
-        attempt = make_attempt(self.local.directory, options=Options(merge_fan_in=2, observer=Steps(self)))
+        attempt = make_attempt(
+            self.local.directory, options=Options(observer=Steps(self), tuning=Tuning(merge_fan_in=2))
+        )
         return Maintenance(
             attempt,
             make_begun(genesis=digest(0), batch_time_ms=now_ms, maintenance=request),

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
+from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError, Tuning
 from statelog.coordinator.materialization import MaterializationSchedule
 from statelog.history.operator_history import Record
 from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
@@ -32,6 +32,7 @@ from statelog.testing.faults import Call, Fault, FaultPlan
 from statelog.testing.harness import parts_of
 from statelog.testing.query import ManualClock
 from tests.contract.table_contract import VALUE, encode_changes, write_run
+from tests.options import make_options
 
 LONG_S = 10_000.0
 """Longer than any interval with its jitter."""
@@ -64,7 +65,7 @@ def texts(faults: FaultPlan | None = None, parallelism: int = 1, **options: Any)
         keys=["k"],
         parallelism=parallelism,
         storeFaults=faults or 0,
-        options=Options(**(defaults | options)),
+        options=make_options(**(defaults | options)),
     )
 
 
@@ -229,7 +230,9 @@ def test_the_changelog_is_switched_off_and_on(parallelism: int) -> None:
         total = 0
         for changelog in (True, False, False, True, False, True):
             query = parts_of(harness).query
-            query.options = Options(retained_checkpoints=2, log_min_age_s=0, orphan_min_age_s=0, changelog=changelog)
+            query.options = Options(
+                retained_checkpoints=2, tuning=Tuning(log_min_age_s=0, orphan_min_age_s=0, changelog=changelog)
+            )
             harness.restart(parallelism if total else 2, keepLocal=total % 2 == 0)
             for _ in range(3):
                 harness.push([(key, "t") for key in range(20)])
@@ -244,7 +247,9 @@ def test_changesets_count_only_where_the_base_lacks_them() -> None:
     """Of one subtask the newest state is materialized, of the other only its log exists; then both become one."""
     with texts(parallelism=2) as harness:
         harness.push([(key, "old") for key in range(20)])
-        parts_of(harness).query.options = replace(parts_of(harness).query.options, changelog=False)
+        parts_of(harness).query.options = replace(
+            parts_of(harness).query.options, tuning=replace(parts_of(harness).query.options.tuning, changelog=False)
+        )
         harness.restart(2)
         harness.push([(1, ""), (1, "new")])
         assert len(newest(harness).added) == 1
@@ -394,14 +399,14 @@ def test_a_valid_local_copy_is_used_again() -> None:
 )
 def test_wrong_options_are_refused(option: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"Option {option} is {value!r}\. Hint: It must be"):
-        Options(**{option: value})
+        make_options(**{option: value})
 
 
 # ---- When ----
 
 
 def schedule(slots: int = 1, parallelism: int = 4, **options: Any) -> MaterializationSchedule:
-    return MaterializationSchedule(Options(**options), MERGE_POLICY, "query/op", parallelism, slots, 0.0)
+    return MaterializationSchedule(make_options(**options), MERGE_POLICY, "query/op", parallelism, slots, 0.0)
 
 
 def commit(planned: MaterializationSchedule, size: int, parallelism: int = 4) -> None:
@@ -595,7 +600,9 @@ def test_state_that_has_ended_goes_although_nobody_touches_it(table: str, kind: 
         keys=["k"],
         output="k long",
         timeMode="ProcessingTime",
-        options=Options(table=table, materialization_interval_s=0, retained_checkpoints=2, log_min_age_s=0),
+        options=Options(
+            table=table, materialization_interval_s=0, retained_checkpoints=2, tuning=Tuning(log_min_age_s=0)
+        ),
     ) as harness:
         numbers = random.Random(1)
         harness.push([(key, numbers.randbytes(50).hex()) for key in range(5000)], processingTimeMs=0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from statelog import CheckpointMetrics, Observer, Options
+from statelog import CheckpointMetrics, Observer, Options, Tuning
 from statelog.coordinator.grants import Grants
 from statelog.coordinator.materialization import MaterializationPolicy
 from statelog.local.materializer import MaintenanceRequest
@@ -22,9 +22,11 @@ from tests.model.engine import Engine
 from tests.unit.test_grants import OLDER, Attempts
 
 NEVER_S = 1e9
-DUE = Options(file_merging="off", materialization_interval_s=0, retained_checkpoints=2, orphan_min_age_s=0)
+DUE = Options(
+    file_merging="off", materialization_interval_s=0, retained_checkpoints=2, tuning=Tuning(orphan_min_age_s=0)
+)
 NOT_DUE = dataclasses.replace(DUE, materialization_interval_s=NEVER_S)
-AT_ONCE = dataclasses.replace(DUE, changelog=False)
+AT_ONCE = dataclasses.replace(DUE, tuning=dataclasses.replace(DUE.tuning, changelog=False))
 
 
 class Metrics(Observer):
@@ -142,7 +144,9 @@ def test_what_lies_in_a_wasteful_file_is_stored_again_before_it_is_due() -> None
 
 
 def test_a_subtask_rests_by_what_was_stored_anew_and_not_by_its_whole_state() -> None:
-    options = dataclasses.replace(NOT_DUE, changelog=False, replay_budget_s=NEVER_S)
+    options = dataclasses.replace(
+        NOT_DUE, replay_budget_s=NEVER_S, tuning=dataclasses.replace(NOT_DUE.tuning, changelog=False)
+    )
     orders = wasteful_orders(options, parallelism=1)
     [run_of_10_mb] = [replace(one, length=10_000_000) for one in OLDER[0].runs]
     levels = [replace(OLDER[0], runs=[run_of_10_mb]), replace(OLDER[1], runs=[])]

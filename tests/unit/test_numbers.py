@@ -14,6 +14,7 @@ import statelog
 from statelog import ConfigurationError, Options
 from statelog.durations import checked_seconds
 from statelog.numbers import checked_whole
+from tests.options import make_options
 
 NUMBERS = {field.name: field.default for field in fields(Options) if type(field.default) in (int, float)}
 WHOLE = [name for name, default in NUMBERS.items() if type(default) is int]
@@ -25,7 +26,7 @@ WRONG = ["10", "", b"1", float("nan"), float("inf"), -1, True, [], 1j, np.float6
 @pytest.mark.parametrize("name", [*NUMBERS, *OPTIONAL])
 def test_an_option_that_is_a_number_takes_nothing_else(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"^Option {name} is .*Hint: It must be .*number"):
-        Options(**{name: value})
+        make_options(**{name: value})
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -33,21 +34,21 @@ def test_a_whole_number_is_no_fraction(name: str) -> None:
     for value in (2.5, 3.0, np.float32(3)):
         given: dict[str, Any] = {name: value}
         with pytest.raises(ConfigurationError, match="It must be a whole number"):
-            Options(**given)
+            make_options(**given)
 
 
 @pytest.mark.parametrize("name", list(NUMBERS))
 def test_none_is_a_value_of_few_options(name: str) -> None:
     given: dict[str, Any] = {name: None}
     with pytest.raises(ConfigurationError, match=f"Option {name} is None"):
-        Options(**given)
+        make_options(**given)
 
 
 @pytest.mark.parametrize("name", [*NUMBERS, *OPTIONAL])
 def test_numbers_of_numpy_become_pythons(name: str) -> None:
     for number in (np.int64(7), np.int32(7), 7):
         given: dict[str, Any] = {name: number}
-        found = getattr(Options(**given), name)
+        found = getattr(make_options(**given), name)
         assert found == 7
         assert type(found) is (int if name in WHOLE or name.endswith("_bytes") else float)
 
@@ -70,7 +71,7 @@ def test_retained_s_takes_numpys_numbers() -> None:
 )
 def test_the_hint_says_what_is_valid(option: str, value: Any, hint: str) -> None:
     with pytest.raises(ConfigurationError, match=f"It must be .*{hint}"):
-        Options(**{option: value})
+        make_options(**{option: value})
 
 
 @pytest.mark.parametrize("value", ["4", 2.0, 0, 32769, True, None, np.float64(2)], ids=repr)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 import statelog
-from statelog import ConfigurationError, ErrorKind, Options, StorageError
+from statelog import ConfigurationError, ErrorKind, Options, StorageError, Tuning
 from statelog.clock import SystemClock
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import new_identity, open_log, open_retrying_store
@@ -18,13 +18,14 @@ from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
 from statelog.testing.query import ManualClock
 from tests.contract.log_contract import make_checkpoint, make_claim
+from tests.options import make_options
 from tests.stores import KeptStore, WholeObjects
 
 
 def opened(root: Path, clock: ManualClock | None = None, *, appends: bool = True, **options: Any) -> NumberedLog:
     store = LocalStore(root)
     made = store if appends else WholeObjects(store)
-    return open_log(made, Options(**options), clock or ManualClock())
+    return open_log(made, make_options(**options), clock or ManualClock())
 
 
 def files_of(log: NumberedLog, checkpoints: int = 3) -> int:
@@ -112,14 +113,16 @@ def recorder() -> Measurements:
 def test_requests_are_repeated_as_often_as_the_options_say_also_for_links(
     tmp_path: Path, recorder: Measurements
 ) -> None:
-    options = Options(upload_attempts=3, upload_retry_delay_s=0)
+    options = Options(tuning=Tuning(upload_attempts=3, upload_retry_delay_s=0))
     store = open_retrying_store(f"busy:{tmp_path}/own", options, SystemClock(), recorder)
     for location in ("own", "other"):
         LocalStore(tmp_path / location).put("x", location.encode())
     assert store.read("x") == b"own"
     assert store.read(f"busy:{tmp_path}/other!/x") == b"other"
     assert recorder.take().counts[Metric.READ_RETRIES] == 4
-    store = open_retrying_store(f"busy:{tmp_path}/own", Options(upload_attempts=2), SystemClock(), recorder)
+    store = open_retrying_store(
+        f"busy:{tmp_path}/own", Options(tuning=Tuning(upload_attempts=2)), SystemClock(), recorder
+    )
     with pytest.raises(StorageError, match="try again later"):
         store.read("x")
 
@@ -130,11 +133,13 @@ def test_with_one_attempt_nothing_is_repeated_and_the_caller_itself_writes(
     """A second attempt at a write would need another thread."""
     Busy.writers.clear()
     for attempts in (1, 2):
-        store = open_retrying_store(f"busy:{tmp_path}", Options(upload_attempts=attempts), SystemClock(), recorder)
+        store = open_retrying_store(
+            f"busy:{tmp_path}", Options(tuning=Tuning(upload_attempts=attempts)), SystemClock(), recorder
+        )
         store.put(f"{attempts}", b"x")
     own = threading.get_ident()
     assert [writer == own for writer in Busy.writers] == [True, False]
-    store = open_retrying_store(f"busy:{tmp_path}", Options(upload_attempts=1), SystemClock(), recorder)
+    store = open_retrying_store(f"busy:{tmp_path}", Options(tuning=Tuning(upload_attempts=1)), SystemClock(), recorder)
     with pytest.raises(StorageError, match="try again later"):
         store.read("1")
 

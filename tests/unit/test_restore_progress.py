@@ -18,6 +18,7 @@ from statelog import (
     Options,
     RestoreProgress,
     StorageError,
+    Tuning,
     meanings,
 )
 from statelog.coordinator.checkpoint_metrics import KeptMetrics
@@ -71,7 +72,9 @@ def engine(tmp_path: Path, told: Told) -> Engine:
 
 
 def restart(engine: Engine, told: Told, deadline_s: float | None) -> None:
-    engine.options = Options(merge_fan_in=100, inline_budget_bytes=0, observer=told, restore_deadline_s=deadline_s)
+    engine.options = Options(
+        inline_budget_bytes=0, observer=told, restore_deadline_s=deadline_s, tuning=Tuning(merge_fan_in=100)
+    )
     engine.start(1, BATCHES, keep_local=False)
     found = read(engine, BATCHES, *((number, None) for number in range(BATCHES)), (0, "list"))
     assert [found[number, None][0] for number in range(BATCHES)] == [[number] for number in range(BATCHES)]

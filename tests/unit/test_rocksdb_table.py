@@ -40,6 +40,7 @@ from statelog.testing.harness import parts_of
 from statelog.testing.query import ManualClock
 from tests.attempts import make_attempt, telling
 from tests.contract.table_contract import MAP, VALUE, encode_changes, make_keys, make_run, write_run
+from tests.options import make_options
 
 KEYS = [f"key {number}" for number in range(40)]
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ def make_harness(**options: Any) -> Harness:
         keys=["k"],
         output="k string, n long, brief long, seen long",
         timeMode="ProcessingTime",
-        options=Options(table="rocksdb", merge_fan_in=2, **options),
+        options=make_options(table="rocksdb", merge_fan_in=2, **options),
     )
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from statelog import Options
 from statelog.coordinator.materialization import MaterializationSchedule
 from statelog.history.operator_history import History
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.entry import Checkpoint
+from tests.options import make_options
 from tests.unit.test_history import base, checkpoint, segment
 
 NEVER_S = 1e9
@@ -21,7 +21,7 @@ LARGE = 5 << 20
 def schedule(parallelism: int = 1, slots: int = 1, now_s: float = 0.0, **options: object) -> MaterializationSchedule:
     """Of a log that is only due for its size, unless options say otherwise."""
     settings: dict[str, object] = {"materialization_interval_s": NEVER_S, "replay_budget_s": NEVER_S, **options}
-    return MaterializationSchedule(Options(**settings), MERGE_POLICY, "query/op", parallelism, slots, now_s)  # type: ignore[arg-type]  # any option
+    return MaterializationSchedule(make_options(**settings), MERGE_POLICY, "query/op", parallelism, slots, now_s)
 
 
 def commit(planned: MaterializationSchedule, *sizes: int, backlog: bool = False) -> None:

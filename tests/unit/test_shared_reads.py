@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 import xxhash
 
-from statelog import CorruptionError, Options
+from statelog import CorruptionError, Options, Tuning
 from statelog.history.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
 from statelog.local.restore import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.log.entry import FRAME_HEADER_BYTES
@@ -281,7 +281,7 @@ def prepared(directory: Path) -> tuple[ObjectLikeStore, Extent]:
 
 def test_an_entry_is_read_once_for_all_operators_of_a_query(tmp_path: Path) -> None:
     uids = ("a", "b", "c")
-    options = Options(file_merging="within", orphan_min_age_s=0)
+    options = Options(file_merging="within", tuning=Tuning(orphan_min_age_s=0))
     queries = {uid: command_query(uid, lambda key: xxhash.xxh64_intdigest(repr(key).encode()), options) for uid in uids}
     runner = QueryRunner(tmp_path, options, open_store=ObjectLikeStore)
     operators = [query.operator for query in queries.values()]

@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, ProcessorError, Step, StorageError
 from statelog.metrics import Measurements, Metric
-from statelog.options import TABLES
+from statelog.options import TABLES, Tuning
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore, Store
 from statelog.storage.store import StoreWrapper
@@ -246,10 +246,9 @@ def make_harness(part_bytes: int, *, inline_bytes: int = 8 << 20, parallelism: i
         timeMode="ProcessingTime",
         parallelism=parallelism,
         options=Options(
-            upload_part_bytes=part_bytes,
             inline_budget_bytes=inline_bytes,
             max_in_flight_bytes=1,
-            orphan_min_age_s=0,
+            tuning=Tuning(upload_part_bytes=part_bytes, orphan_min_age_s=0),
         ),
         **more,
     )

@@ -197,7 +197,7 @@ class CheckpointWriter:
         """How much of the log an operator may hold back before it has to materialize its state."""
         operators = self._operators.values()
         base_bytes = sum(operator.policy.schedule.base_bytes for operator in operators)
-        factor = next(one.config.options.max_log_to_base for one in operators if one.identity == identity)
+        factor = next(one.config.options.tuning.max_log_to_base for one in operators if one.identity == identity)
         return max(factor * base_bytes, self._least_log_bytes)
 
     def _report(self, step: Step, batch: Batch) -> None:

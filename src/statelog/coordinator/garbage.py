@@ -376,7 +376,7 @@ class Inventory:
         sizes = [_inline_bytes(entry) for entry in self.query.entries]
         batches = [entry.batch for entry in self.query.entries]
         self._log_bytes = dict(zip(batches, accumulate(sizes), strict=True))
-        min_age_s = self._options.orphan_min_age_s
+        min_age_s = self._options.tuning.orphan_min_age_s
         orphans = find_orphans(
             self._store,
             self.query,

@@ -149,13 +149,13 @@ class MaterializationSchedule:
             now_s >= one.due_s
             or (
                 now_s >= one.rests_until_s
-                and one.log_bytes > max(options.max_log_to_base * one.base_bytes, policy.small_log_bytes)
+                and one.log_bytes > max(options.tuning.max_log_to_base * one.base_bytes, policy.small_log_bytes)
             )
             or replay_s > options.replay_budget_s
         )
 
     def _may(self, one: _Subtask) -> bool:
-        return self._options.materialization and one.checkpoints > 0
+        return self._options.tuning.materialization and one.checkpoints > 0
 
     def duration_s(self, subtask: int, now_s: float) -> float:
         """The time since a subtask's last materialization started; 0 if none has."""
@@ -191,7 +191,7 @@ class MaterializationSchedule:
         self.dropped(subtask, now_s)
         one = self._subtasks[subtask]
         one.failures += 1
-        return one.failures > self._options.materialization_max_failures
+        return one.failures > self._options.tuning.materialization_max_failures
 
     def _stop(self, one: _Subtask) -> None:
         self._running -= one.is_running
@@ -247,7 +247,7 @@ class MaterializationPolicy:
         A materialization is due if the subtask's state lacks batches before `needed_from`.
         """
         subtask = task.subtask
-        is_part_of_batch = not self._options.changelog
+        is_part_of_batch = not self._options.tuning.changelog
         is_forced = False
         if self._inventory.retention.wasteful or needed_from is not None:
             base = self._base(genesis, task)
@@ -346,10 +346,10 @@ class MaterializationPolicy:
         if self.schedule.failed(ack.task.subtask, self._clock.monotonic_s()):
             raise StorageError(
                 f"{self._name}: the materialization of subtask {ack.task.subtask} failed more than"
-                f" {self._options.materialization_max_failures} times in a row: {ack.materialization_failure}",
+                f" {self._options.tuning.materialization_max_failures} times in a row: {ack.materialization_failure}",
                 kind=ErrorKind.MATERIALIZATION,
-                hint="Fix the cause and start the query again; no state is lost. Until then Options("
-                "materialization=False) runs it without, and the log grows.",
+                hint="Fix the cause and start the query again; no state is lost. Until then"
+                " Options(tuning=Tuning(materialization=False)) runs it without, and the log grows.",
             )
 
     def committed(self, checkpoint: Checkpoint, acks: Sequence[AcceptedAck]) -> None:
@@ -360,7 +360,7 @@ class MaterializationPolicy:
             )
         now_s = self._clock.monotonic_s()
         for base in checkpoint.bases:
-            if not self._options.changelog or self._grants.end_pending(base.subtask):
+            if not self._options.tuning.changelog or self._grants.end_pending(base.subtask):
                 self.schedule.materialized(base.subtask, base.length, base.levels[-1].length, now_s)
 
     def certain(self, lost: Collection[int]) -> list[str]:
@@ -368,7 +368,7 @@ class MaterializationPolicy:
 
         `lost` are the subtasks with an attempt that does not count.
         """
-        if not self._options.changelog:
+        if not self._options.tuning.changelog:
             # Without a changelog, each batch materializes its state in a job of its own.
             for subtask in range(self._config.parallelism):
                 self._grants.end(subtask, has_leftovers=subtask in lost)

@@ -49,8 +49,8 @@ def open_log(store: Store, options: Options, clock: Clock, *, remembers: bool = 
         LOG_FOLDER,
         clock,
         appends=store.can_append if merging == "auto" else merging == "across",
-        max_file_bytes=options.max_file_bytes,
-        min_age_s=options.log_min_age_s,
+        max_file_bytes=options.tuning.max_file_bytes,
+        min_age_s=options.tuning.log_min_age_s,
         remembers=remembers,
     )
 
@@ -68,10 +68,12 @@ def _open_own(location: str, options: Options, clock: Clock, recorder: Measureme
     store = open_store(location)
     if isinstance(store, LocalStore):
         return store  # the operating system repeats whatever can be repeated
-    if options.upload_attempts == 1:
+    if options.tuning.upload_attempts == 1:
         policy = RetryPolicy.none()
     else:
-        policy = RetryPolicy(options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
+        policy = RetryPolicy(
+            options.tuning.upload_attempts, options.tuning.upload_timeout_s, options.tuning.upload_retry_delay_s
+        )
     return RetryingStore(store, policy, clock=clock, recorder=recorder)
 
 

@@ -88,7 +88,7 @@ def read_changes(
     ------
     ConfigurationError
         If there is no such operator, state or column, if several fit, if the keys do not fit the key's fields, or if
-        the operator has no changes in its log: it has no keys, or ``Options(changelog=False)``.
+        the operator has no changes in its log: it has no keys, or ``Options(tuning=Tuning(changelog=False))``.
     StateMissingError
         If there is no such checkpoint, or changes since `after`, or with `with_before` the state then, are gone.
     PinExpiredError
@@ -235,7 +235,7 @@ def _logged(point: LoggedPoint, checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.segments:
         return checkpoint
     raise ConfigurationError(
-        f"{point.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
+        f"{point.name} has no changes in batch {checkpoint.batch}: it ran with Tuning(changelog=False).",
         kind=ErrorKind.UNSUPPORTED_FEATURE,
         hint="Compare two checkpoints with read_diff.",
     )

@@ -303,7 +303,7 @@ class ChangeConsumer:
         """Raise ConfigurationError unless a batch has changes, in the columns that the consumer began with."""
         if not checkpoint.segments:
             raise ConfigurationError(
-                f"{self.point.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
+                f"{self.point.name} has no changes in batch {checkpoint.batch}: it ran with Tuning(changelog=False).",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint="Compare two checkpoints with read_diff.",
             )

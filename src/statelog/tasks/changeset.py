@@ -61,12 +61,12 @@ class PartsWriter:
         self._parts = parts
         self._attempt = attempt
         self._begun = begun
-        self._part_bytes = max(options.upload_part_bytes, begun.permit.inline_bytes)
+        self._part_bytes = max(options.tuning.upload_part_bytes, begun.permit.inline_bytes)
         self._segments: list[SegmentRef] = []
         self._uploads = Uploads(
             lambda: attempt.open_store(begun.permit.store),
             max_bytes=options.max_in_flight_bytes,
-            threads=options.upload_threads,
+            threads=options.tuning.upload_threads,
             recorder=attempt.measurements,
         )
 

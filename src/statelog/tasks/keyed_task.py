@@ -113,7 +113,7 @@ class Maintenance:
         places = [place for place, local_run in enumerate(self.chain) if local_run.file_name in busy]
         free = list(self.chain[places[-1] + 1 if places else 0 :])
         rows = [self.local.open(local_run).rows for local_run in free]
-        newest = choose_merge(rows, self.attempt.options.merge_fan_in, self.local.policy.smallest_tier_rows)
+        newest = choose_merge(rows, self.attempt.options.tuning.merge_fan_in, self.local.policy.smallest_tier_rows)
         return free[len(free) - newest :]
 
     def _is_done_at_once(self, local_runs: Sequence[LocalRun]) -> bool:
@@ -253,7 +253,7 @@ class KeyedTask:
         last: pa.RecordBatch | None = None
         stopwatch = self.attempt.stopwatch
         for output in subtask.process(read.rows, initial):
-            if self.attempt.options.changelog:
+            if self.attempt.options.tuning.changelog:
                 with stopwatch.counting(Part.ENCODE):
                     writer.offer()
             if last is not None:
@@ -266,7 +266,7 @@ class KeyedTask:
         self, writer: ChangesetWriter, maintenance: Maintenance, input_rows: int
     ) -> tuple[Changeset, Materialized | None]:
         """The batch's changeset, and the materialized state that goes with it: of a job, or of the batch itself."""
-        if self.attempt.options.changelog:
+        if self.attempt.options.tuning.changelog:
             request = maintenance.begun.permit.maintenance
             return writer.finish(maintenance.local, input_rows), maintenance.materializer.result(
                 request.grant if request else None
@@ -294,7 +294,7 @@ class KeyedTask:
             timers_to_ms=subtask.timers_to_ms,
             measured=attempt.measurements.take(),
             levels=materialized.levels,
-            has_changeset=attempt.options.changelog,
+            has_changeset=attempt.options.tuning.changelog,
             job=materialized.job,
             materialization_failure=materialized.failure,
             has_backlog=maintenance.has_backlog,

@@ -16,7 +16,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog import Observer, Options
+from statelog import Observer
+from tests.options import make_options
 from tests.spark.faults import KillAt, KillAtMany, StallAt, wait_until
 from tests.spark.file_systems import mount
 from tests.spark.support import Job, Ledger, make_session
@@ -30,7 +31,7 @@ def main(arguments: dict[str, Any]) -> None:
     session = make_session(arguments.get("master", "local[2]"), settings)
     note_jvm(session, arguments)
     job = Job(root, arguments.get("uid"), arguments.get("location"), mount=place)
-    options = Options(observer=_observer(arguments), **arguments.get("options", {}))
+    options = make_options(observer=_observer(arguments), **arguments.get("options", {}))
     df = job.ledger(session, arguments["parallelism"], options, Ledger(arguments.get("poison", "")))
     if "kill_seed" in arguments:
         _kill_sometime(random.Random(arguments["kill_seed"]), job, arguments["jvm_pid_file"])

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import Options
+from tests.options import make_options
 from tests.spark.faults import take_marker
 from tests.spark.jobs.ledger import note_jvm, run_main
 from tests.spark.support import Job, make_session
@@ -55,7 +55,7 @@ def main(arguments: dict[str, Any]) -> None:
     df = job.ledger(
         session,
         arguments["parallelism"],
-        Options(**arguments["options"]),
+        make_options(**arguments["options"]),
         ByAttempt(),
         output="user string, total long",
     )

@@ -30,19 +30,21 @@ from statelog.storage import Store
 
 _SHARED: Final = (
     "file_merging",
-    "max_file_bytes",
     "max_space_amplification",
     "retained_checkpoints",
     "retained_s",
     "inline_budget_bytes",
+    "driver_timeout_s",
+    "heartbeat_s",
+    "placement",
+)
+_SHARED_TUNING: Final = (
+    "max_file_bytes",
     "log_min_age_s",
     "orphan_min_age_s",
     "upload_attempts",
     "upload_timeout_s",
     "upload_retry_delay_s",
-    "driver_timeout_s",
-    "heartbeat_s",
-    "placement",
 )
 """The options that all operators of a query share: those of its log, its store, its batches and its calls."""
 
@@ -71,8 +73,11 @@ class PlannedQuery:
         """The query's options; ConfigurationError if its operators have different values of those that they share."""
         first = self.plans[0]
         for plan in self.plans[1:]:
-            for name in _SHARED:
-                one, other = getattr(first.options, name), getattr(plan.options, name)
+            for name in (*_SHARED, *_SHARED_TUNING):
+                one, other = (
+                    getattr(options.tuning if name in _SHARED_TUNING else options, name)
+                    for options in (first.options, plan.options)
+                )
                 if one != other:
                     raise ConfigurationError(
                         f"Operator '{first.uid}' has the option {name} {one!r}, and operator '{plan.uid}' {other!r}.",

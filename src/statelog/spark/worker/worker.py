@@ -255,7 +255,12 @@ class WorkerProcess:
 
     def open_store(self, location: str, options: Options) -> Store:
         """The store of a location, with its open connections and its knowledge of earlier requests."""
-        key = (location, options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
+        key = (
+            location,
+            options.tuning.upload_attempts,
+            options.tuning.upload_timeout_s,
+            options.tuning.upload_retry_delay_s,
+        )
         if key not in self._stores:
             self._stores[key] = open_retrying_store(location, options, SystemClock(), self._measurements)
         return self._stores[key]
