@@ -358,6 +358,11 @@ def space_amplification(stored_bytes: int, needed_bytes: int) -> float | None:
     return stored_bytes / needed_bytes if needed_bytes else None
 
 
+def storage_overhead(stored_bytes: int, state_bytes: int) -> float | None:
+    """The size of stored objects per byte of the state that a restart reads; None if there is no state."""
+    return stored_bytes / state_bytes if state_bytes else None
+
+
 @cache
 def meanings() -> Mapping[str, Meaning]:
     """The meanings of the numbers of :class:`CheckpointMetrics`, by name."""

@@ -67,7 +67,7 @@ def test_sizes_are_those_of_other_functions(query: Story) -> None:
     )  # fmt: skip
     assert newest.kept_bytes == statelog.verify(query.location).stored_bytes
     assert found.stored_bytes == measured.stored_bytes
-    assert found.stored_per_state == measured.stored_bytes / measured.state_bytes
+    assert found.storage_overhead == measured.storage_overhead == measured.stored_bytes / measured.state_bytes
     assert not found.problems
 
 
@@ -96,7 +96,7 @@ def test_a_log_without_materializations_is_measured_alike(tmp_path: Path) -> Non
     files = [file.stat().st_size for file in (Path(made.location) / made.identity / "changes").rglob("*.run")]
     sizes = [row.sizes for row in found.checkpoints]
     assert [one.log_bytes for one in sizes][-1] == sum(files)
-    assert all(one.kept_per_state == 1.0 for one in sizes), "every checkpoint needs all before it"
+    assert all(one.storage_overhead == 1.0 for one in sizes), "every checkpoint needs all before it"
     assert [one.files for one in sizes] == [4 * (batch + 1) for batch in range(12)], "three changesets and an entry"
 
 

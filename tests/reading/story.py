@@ -20,6 +20,7 @@ from statelog.runs.key_groups import row_hashes
 from statelog.storage import LocalStore, Store
 from statelog.testing.query import ManualClock
 from tests.model.engine import Command, Engine, Key, Model
+from tests.options import changed_options
 
 KEYS: list[Key] = [(number, text) for number in (*range(20), None) for text in ("a", "long " * 20, None)]
 
@@ -70,7 +71,7 @@ class Story:
             inline_budget_bytes=inline_budget_bytes,
             merge_fan_in=merge_fan_in,
         )
-        self.engine.options = replace(self.engine.options, **options)
+        self.engine.options = changed_options(self.engine.options, **options)
         self.engine.clock = ManualClock(time.time())  # pins have the file system's time
         self.location = self.engine.location
         self.parallelism = parallelism

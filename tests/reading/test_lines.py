@@ -25,6 +25,7 @@ from statelog.reading.checkpoints import StoredQuery
 from statelog.reading.rows import one_by_one
 from statelog.storage import LocalStore
 from tests.model.engine import Model, command_query, command_rows
+from tests.options import changed_options
 from tests.query_runner import QueryRunner
 from tests.reading.saved import save
 from tests.reading.story import KEYS, STATES, Story, hash_of, value_rows
@@ -371,7 +372,7 @@ def test_a_consumer_is_told_however_long_ago_its_batches_were_taken_back(tmp_pat
     for feed in feeds[::2]:
         [pin] = [pin for pin in statelog.list_pins(query.location) if pin.owner.endswith(feed.position.consumer)]
         statelog.unpin(query.location, pin.name)
-    query.engine.options = replace(query.engine.options, **FORGETFUL)
+    query.engine.options = changed_options(query.engine.options, **FORGETFUL)
     query.go_back(BACK_TO)
     query.run_batches(20, random.Random(2))
     query.start(3, keep_local=False)
@@ -391,7 +392,7 @@ def test_a_consumer_goes_on_with_what_counts(tmp_path: Path) -> None:
     query.run_batches(11, random.Random(1))
     feed = Feed(query.location, "map", after=2, with_before=True)
     assert feed.step(max_bytes=1) == 1
-    query.engine.options = replace(query.engine.options, **FORGETFUL)
+    query.engine.options = changed_options(query.engine.options, **FORGETFUL)
     query.go_back(BACK_TO)
     query.run_batches(25, random.Random(2))
     feed.step_to_the_end()

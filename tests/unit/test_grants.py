@@ -24,6 +24,7 @@ from statelog.storage import LocalStore
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.acks import make_ack
 from tests.model.engine import Engine
+from tests.options import changed_options
 
 WHOLE = hash_range(0, 1)
 FOLDER = "op-1/runs/1/0/5-9"
@@ -121,13 +122,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def _options(options: Options, **changed: Any) -> Options:
-    return dataclasses.replace(
-        options,
-        materialization_interval_s=0,
-        retained_checkpoints=2,
-        **changed,
-        tuning=dataclasses.replace(options.tuning, log_min_age_s=0),
-    )
+    return changed_options(options, materialization_interval_s=0, retained_checkpoints=2, log_min_age_s=0, **changed)
 
 
 def history_of(engine: Engine) -> History:

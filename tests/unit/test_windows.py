@@ -482,7 +482,7 @@ class NoMerge(statelog.AggregateFunction[Any, Any]):
         (lambda: definition(late_column="user").aggregated([statelog.Count()]), "columns.*named 'user'"),
         (lambda: definition().reduced(lambda a, b: a, "x long", None), "'x', which is no column"),
         (lambda: definition().reduced("max", "n long", None), "reduce takes functions"),  # type: ignore[arg-type]  # misuse
-        (lambda: definition().reduced(max, "n lnog", None), "valueSchema 'n lnog' cannot be parsed"),
+        (lambda: definition().reduced(max, "n lnog", None), "value_schema 'n lnog' cannot be parsed"),
         (lambda: definition(statelog.SessionWindows(1)).folded(NoMerge(), "n long", "n long"), "has no merge"),
         (lambda: definition(statelog.SlidingWindows(2, 1)).folded(NoMerge(), "n long", "n long"), "has no merge"),
         (lambda: definition().folded(NoMerge, "n long", "n long"), "not the class"),  # type: ignore[arg-type]  # misuse

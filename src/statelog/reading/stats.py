@@ -15,7 +15,7 @@ from statelog.history.footprint import stored_parts
 from statelog.history.pins import retry_given_up
 from statelog.local.restore import read_segment
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER
-from statelog.metrics import space_amplification
+from statelog.metrics import space_amplification, storage_overhead
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.progress import tracked
@@ -177,6 +177,11 @@ class OperatorStats:
     largest_groups: tuple[int, int] | None
     group_skew: float | None
     states: tuple[StateStats, ...]
+
+    @property
+    def storage_overhead(self) -> float | None:
+        """`stored_bytes` per byte of `state_bytes`; None if there is no state."""
+        return storage_overhead(self.stored_bytes, self.state_bytes)
 
 
 def stats(location: str | Path, uid: str | None = None, *, scan: bool = False) -> list[OperatorStats]:

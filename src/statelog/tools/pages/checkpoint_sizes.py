@@ -15,6 +15,7 @@ import numpy.typing as npt
 from statelog.history.footprint import log_file
 from statelog.history.operator_history import Record
 from statelog.log.references import StoredRun
+from statelog.metrics import storage_overhead
 
 _T = TypeVar("_T")
 
@@ -40,9 +41,9 @@ class CheckpointSizes:
         return None if self.base_bytes is None or self.log_bytes is None else self.base_bytes + self.log_bytes
 
     @property
-    def kept_per_state(self) -> float | None:
+    def storage_overhead(self) -> float | None:
         """Kept bytes per byte of the state."""
-        return self.kept_bytes / self.state_bytes if self.kept_bytes is not None and self.state_bytes else None
+        return None if self.kept_bytes is None else storage_overhead(self.kept_bytes, self.state_bytes or 0)
 
 
 def measure_checkpoints(records: Sequence[Record]) -> Iterator[CheckpointSizes]:

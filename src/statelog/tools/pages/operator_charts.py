@@ -103,10 +103,10 @@ def operator_charts(one: OperatorModel) -> list[Chart]:
     # The log tells it as long as it has all that was retained then; a running query's driver has measured it.
     charts.append(
         bar_chart(
-            "Space amplification" if one.metrics else "Retained bytes per byte of the state",
+            "Space amplification" if one.metrics else "Storage overhead",
             _columns(one.metrics, lambda one: str(one.batch), [lambda one: one.space_amplification])
             if one.metrics
-            else _columns(rows, _batch, [lambda row: row.sizes.kept_per_state]),
+            else _columns(rows, _batch, [lambda row: row.sizes.storage_overhead]),
             ratio_text,
             note="size of the files per byte that is needed"
             if one.metrics

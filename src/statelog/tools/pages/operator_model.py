@@ -16,7 +16,7 @@ from statelog.local.policy import MERGE_POLICY
 from statelog.log.entry import Claim, Entry, Fence, Frame, FrameReader
 from statelog.log.numbered import LOG_FILE
 from statelog.log.open import LOG_FOLDER, PINS_FOLDER, open_log
-from statelog.metrics import CheckpointMetrics
+from statelog.metrics import CheckpointMetrics, storage_overhead
 from statelog.options import Options
 from statelog.reading.checkpoints import LoggedPoint, StoredQuery
 from statelog.reading.pins import PinInfo, pin_info
@@ -131,10 +131,9 @@ class OperatorModel:
         return sum(folder.size_bytes for folder in self.folders)
 
     @property
-    def stored_per_state(self) -> float | None:
+    def storage_overhead(self) -> float | None:
         """Stored bytes per byte of the newest checkpoint's state."""
-        state_bytes = self.newest.sizes.state_bytes
-        return self.stored_bytes / state_bytes if state_bytes else None
+        return storage_overhead(self.stored_bytes, self.newest.sizes.state_bytes or 0)
 
     @property
     def recent(self) -> int:
