@@ -1,4 +1,4 @@
-"""Makes docs/options.md from the options themselves: ``./dev python docs/options_table.py``."""
+"""Makes docs/options.md and the table of docs/metrics.md from the code: ``./dev python docs/tables.py``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from statelog import Options, Tuning
+from statelog.coordinator.totals import distributions, exported
+from statelog.metrics import Meaning
 
 PAGE: Final = Path(__file__).with_name("options.md")
+METRICS_PAGE: Final = Path(__file__).with_name("metrics.md")
 
 _FLINK: Final = {
     "table": "state.backend.type",
@@ -77,5 +80,21 @@ def _default(field: dataclasses.Field[object]) -> str:
     return f"`{value!r}`"
 
 
+_METRICS: Final = re.compile(r"(?<=<!-- made by docs/tables.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def metrics_page() -> str:
+    """The text of the page of metrics, with its table made anew."""
+    rows = [_metric(name, one, "counter" if one.adds_up else "gauge") for name, one in exported().items()]
+    rows += [_metric(name, one, "histogram") for name, one in distributions().items()]
+    table = "\n| name | kind | unit | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n\n"
+    return _METRICS.sub(lambda _: table, METRICS_PAGE.read_text())
+
+
+def _metric(name: str, meaning: Meaning, kind: str) -> str:
+    return f"| `{name}` | {kind} | {meaning.unit} | {meaning.text} |"
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    METRICS_PAGE.write_text(metrics_page())
