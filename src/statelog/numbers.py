@@ -53,10 +53,10 @@ Seconds: TypeAlias = float | timedelta | str
 LONGEST_MS: Final = 1 << 50
 """About 35,000 years; a few of them added to any time stay within 64 bits."""
 
-_US_PER_MS: Final = 1000
+US_PER_MS: Final = 1000
 _UNITS_US: Final = {
     "microsecond": 1,
-    "millisecond": _US_PER_MS,
+    "millisecond": US_PER_MS,
     "second": 1_000_000,
     "minute": 60_000_000,
     "hour": 3_600_000_000,
@@ -76,7 +76,7 @@ def in_milliseconds(given: object, subject: str, *, least: int = 1, most: int = 
     if is_whole(given):
         found_ms, rest = int(given), 0
     else:
-        found_ms, rest = divmod(_microseconds(given, subject, hint), _US_PER_MS)
+        found_ms, rest = divmod(_microseconds(given, subject, hint), US_PER_MS)
     if rest or not least <= found_ms <= most:
         raise ConfigurationError(f"{subject} is {shown_value(given)}.", hint=hint)
     return found_ms

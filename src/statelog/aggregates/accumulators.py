@@ -32,10 +32,11 @@ from statelog.aggregates.functions import (
     Quantiles,
     stored_type,
 )
-from statelog.aggregates.groups import Groups, Int64s, stored_column, stored_name, to_given
+from statelog.aggregates.groups import Groups, stored_column, stored_name, to_given
 from statelog.aggregates.kernels import MAX_PRECISION, Columns, Kernel
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
+from statelog.operators.keyed.indexing import Int64s
 
 _KEEPS_VALUES: Final = (Min, Max, First, Last, Collect, CountDistinct)
 """Aggregates whose accumulators have values of the column."""

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Int64s = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from statelog.operators.keyed.columns import Mask
+from statelog.operators.keyed.indexing import Int64s
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns, Kernel
 from statelog.aggregates.sketches import StoredSketches, flat, read_sketches, store_sketches, stored_values
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.operators.keyed.indexing import Int64s
 from statelog.runs.byte_slices import is_variable
+from statelog.runs.key_groups import Hashes
 
 DEFAULT_RSD: Final = 0.05
 """The relative standard deviation of counts, unless another is asked for."""
@@ -172,8 +174,6 @@ def _bodies(registers: _Registers) -> pa.Array:
 
 # ---- Hashes of values: stored sketches depend on them ----
 
-
-Hashes = npt.NDArray[np.uint64]
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX: Final = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))

@@ -17,8 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.aggregates.groups import Groups, Int64s, Mask, as_doubles
+from statelog.aggregates.groups import Groups, as_doubles
 from statelog.errors import ProcessorError
+from statelog.operators.keyed.columns import Mask
+from statelog.operators.keyed.indexing import Int64s
 
 Columns = list[pa.Array]
 

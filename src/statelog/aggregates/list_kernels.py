@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns, Kernel, order_of
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.operators.keyed.indexing import Int64s
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, bytes_before
 from statelog.runs.key_columns import encode_column, joined_by_row
 

@@ -13,16 +13,17 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from statelog.aggregates.accumulators import Reduction
-from statelog.aggregates.groups import Groups, Int64s, stored_name
+from statelog.aggregates.groups import Groups, stored_name
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.types import arrow_type
 from statelog.errors import ProcessorError
+from statelog.numbers import US_PER_MS
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import TimerColumns, ValueColumns
-from statelog.operators.keyed.indexing import IndexedRows
+from statelog.operators.keyed.indexing import IndexedRows, Int64s
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import NO_TIME_MS, Moment, Ttl, expiries_ms
@@ -32,7 +33,6 @@ from statelog.tables.table import KeyBatch
 STATE: Final = "aggregates"
 LAST_FIELD: Final = stored_name("", "last_ms")
 """The time of the key's newest row; it precedes the accumulators' fields where the end of the key depends on it."""
-_US_PER_MS: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class KeyedAggregates:
         rows = pa.RecordBatch.from_arrays(keys, schema=self._key_schema)
         times_us = EventTime(completion.key_time).times_us(rows)
         has_time = times_us.is_valid().to_numpy(zero_copy_only=False)
-        ends_ms = -(-times_us.fill_null(0).to_numpy() // _US_PER_MS)
+        ends_ms = -(-times_us.fill_null(0).to_numpy() // US_PER_MS)
         wanted = is_new & has_time
         self._timers.register(np.flatnonzero(wanted), ends_ms[wanted])
 

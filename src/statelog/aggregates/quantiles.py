@@ -19,10 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.aggregates.groups import Groups, Int64s, as_doubles
+from statelog.aggregates.groups import Groups, as_doubles
 from statelog.aggregates.kernels import Columns, Kernel
 from statelog.aggregates.sketches import StoredSketches, binaries, read_sketches, store_sketches, stored_values
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.operators.keyed.indexing import Int64s
 
 DEFAULT_COMPRESSION: Final = 200
 """The number of values that are kept exactly, unless another is asked for."""

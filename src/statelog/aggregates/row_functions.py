@@ -13,7 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statelog.aggregates.kernels import WIDE, Overflow
-from statelog.operators.keyed.values import AggregateFunction, Row
+from statelog.operators.keyed.cursor import Row
+from statelog.operators.keyed.values import AggregateFunction
 
 Merge = Callable[[Any, Any], Any]
 

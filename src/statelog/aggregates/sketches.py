@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups
 from statelog.aggregates.list_kernels import ListTooLarge
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.operators.keyed.indexing import Int64s
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES
 
 VERSION: Final = 1

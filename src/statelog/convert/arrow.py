@@ -18,7 +18,7 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.numbers import Duration
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import EntryColumns, TimerColumns, ValueColumns
-from statelog.operators.keyed.indexing import IndexedRows
+from statelog.operators.keyed.indexing import IndexedRows, Int64s
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import Moment, Ttl
@@ -28,7 +28,6 @@ from statelog.tables.table import KeyBatch
 _LISTS: Final = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 _LAST_MS: Final = (1 << 63) - 1
 
-Int64s = npt.NDArray[np.int64]
 Values: TypeAlias = pa.RecordBatch | pa.Table | Mapping[str, Any]
 """Columns by name: Arrow's, NumPy's or lists."""
 Returned: TypeAlias = pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch | pa.Table] | None

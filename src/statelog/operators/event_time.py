@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.numbers import US_PER_MS
 from statelog.runs.times import NO_TIME_MS
-
-_US_PER_MS: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,9 @@ class EventTime:
 
     def on_time(self, rows: pa.RecordBatch, watermark_ms: int) -> pa.BooleanArray | None:
         """Mask of the rows that are later than a watermark, or have no event time; None if no row is late."""
-        if watermark_ms <= NO_TIME_MS // _US_PER_MS:
+        if watermark_ms <= NO_TIME_MS // US_PER_MS:
             return None
-        late = pc.less_equal(self.times_us(rows), watermark_ms * _US_PER_MS).fill_null(False)
+        late = pc.less_equal(self.times_us(rows), watermark_ms * US_PER_MS).fill_null(False)
         return pc.invert(late) if late.true_count else None
 
     def count(self, rows: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> int:
@@ -57,9 +55,9 @@ class EventTime:
     def require_on_time(self, rows: pa.RecordBatch, watermark_ms: int) -> None:
         """Raise ProcessorError if the next operator would drop an output row as late."""
         oldest = pc.min(self.times_us(rows)).as_py()
-        if oldest is not None and oldest <= watermark_ms * _US_PER_MS:
+        if oldest is not None and oldest <= watermark_ms * US_PER_MS:
             raise ProcessorError(
-                f"an output row has event time {oldest // _US_PER_MS} ms in column"
+                f"an output row has event time {oldest // US_PER_MS} ms in column"
                 f" '{rows.schema.names[self.column]}', which is late: the watermark is {watermark_ms} ms.",
                 kind=ErrorKind.OUTPUT_MISMATCH,
                 hint="Return rows whose event time is after the watermark of the batch before.",
@@ -77,10 +75,10 @@ class EventTime:
             inputs = rows.column(self.input_column)
             parts = [parts[0].filter(pc.equal(inputs, index)) for index in range(self.inputs)]
         if self.max_ahead_ms is not None:
-            newest_us = (processing_ms + self.max_ahead_ms) * _US_PER_MS
+            newest_us = (processing_ms + self.max_ahead_ms) * US_PER_MS
             parts = [times.filter(pc.less_equal(times, newest_us)) for times in parts]
         largest = (pc.max(times).as_py() for times in parts[: self.inputs])
-        return [None if time_us is None else time_us // _US_PER_MS for time_us in largest]
+        return [None if time_us is None else time_us // US_PER_MS for time_us in largest]
 
     def newest_ms(self, rows: pa.RecordBatch, starts: npt.NDArray[np.int64]) -> list[int | None]:
         """The newest event time of each key, milliseconds; None for a key whose rows have none.
@@ -89,7 +87,7 @@ class EventTime:
         """
         times = self.times_us(rows).fill_null(NO_TIME_MS).to_numpy()
         newest = np.maximum.reduceat(times, starts[:-1]).tolist()
-        return [None if time_us == NO_TIME_MS else time_us // _US_PER_MS for time_us in newest]
+        return [None if time_us == NO_TIME_MS else time_us // US_PER_MS for time_us in newest]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.aggregates.groups import Groups
@@ -16,6 +15,8 @@ from statelog.aggregates.stored_aggregates import StoredAggregates
 from statelog.convert.state_tables import HASH, first_rows, prefixed
 from statelog.errors import ProcessorError
 from statelog.history.settings import WindowKind, WindowResults, WindowSettings
+from statelog.numbers import US_PER_MS
+from statelog.operators.keyed.indexing import Int64s
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.operators.keyed.time_reader import entry_numbers
 from statelog.reading.point import Point
@@ -30,11 +31,8 @@ PANES: Final = "panes"
 """The name of their panes, if only functions of the query can put them together."""
 _ROWS: Final = "rows"
 _COMPLETE: Final = "is_complete"
-_US_PER_MS: Final = 1000
 _FAR_MS: Final = 1 << 61
 """Beyond all times of rows; sums of a few such times stay within 64 bits."""
-
-Int64s = npt.NDArray[np.int64]
 
 
 class WindowColumns:
@@ -121,7 +119,7 @@ class WindowColumns:
         return self._made(changes, self._bounds(starts, ends), held)
 
     def _bounds(self, starts: Int64s, ends: Int64s) -> Columns:
-        bounds = [pa.array(at_ms * _US_PER_MS).cast(pa.timestamp("us", "UTC")) for at_ms in (starts, ends)]
+        bounds = [pa.array(at_ms * US_PER_MS).cast(pa.timestamp("us", "UTC")) for at_ms in (starts, ends)]
         return bounds if self.name == PANES else [*bounds, pa.array(ends <= self._now_ms)]
 
     def _made(self, owners: pa.RecordBatch, bounds: Sequence[pa.Array], held: Columns) -> pa.RecordBatch:

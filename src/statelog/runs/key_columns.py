@@ -9,10 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.runs.byte_slices import is_variable
+from statelog.runs.byte_slices import Positions, is_variable
 
 Bytes = npt.NDArray[np.uint8]
-Positions = npt.NDArray[np.int64]
 
 
 def is_time(kind: pa.DataType) -> bool:

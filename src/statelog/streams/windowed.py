@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from statelog.aggregates.functions import Aggregate
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
+from statelog.operators.keyed.cursor import Row
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.runs.times import Watermark
 from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, SparkArguments
@@ -19,8 +20,6 @@ from statelog.streams.grouping import KeyedInput
 from statelog.windows.assigners import CountWindows
 from statelog.windows.build import WindowDefinition, WindowPlan
 from statelog.windows.processor import WindowProcessor
-
-Row = tuple[Any, ...]
 
 
 class WindowedStream:

@@ -16,7 +16,7 @@ from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.coordinator.batch import BatchTime
 from statelog.errors import ProcessorError, StatelogError
-from statelog.numbers import Duration, in_milliseconds
+from statelog.numbers import US_PER_MS, Duration, in_milliseconds
 from statelog.operators.event_time import EventTime, WatermarkPolicy
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _UID: Final = "tester"
 _NUMBERED_KEY: Final = KeyCodec(pa.schema([("key", pa.int64())]))
 _TIME_COLUMN: Final = 2
-_US_PER_MS: Final = 1000
 
 _Take = Callable[[list[int]], list[Any]]
 """Returns what the processor gets for some rows of a call, from their numbers: rows, or one frame."""
@@ -306,7 +305,7 @@ class TwsTester:
     ) -> KeyedRows:
         """Rows that stand for the test's own objects: they hold the number of the key and that of the row."""
         numbers = pa.array([self._keys.setdefault(key, len(self._keys)) for key in keys], pa.int64())
-        times_us = [None if time_ms is None else time_ms * _US_PER_MS for time_ms in times_ms]
+        times_us = [None if time_ms is None else time_ms * US_PER_MS for time_ms in times_ms]
         columns = [numbers, pa.array(rows, pa.int64()), pa.array(times_us, pa.timestamp("us"))]
         return KeyedRows(pa.RecordBatch.from_arrays(columns, ["key", "row", "time"]), row_hashes([numbers]))
 

@@ -30,6 +30,7 @@ from statelog.history.settings import (
 )
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.columns import ValueColumns
+from statelog.operators.keyed.cursor import Row
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, WindowAssigner
 from statelog.windows.contents import Contents, Folded, Reduced, Sums, TimedRows
@@ -38,8 +39,6 @@ from statelog.windows.panes import TimeWindows
 from statelog.windows.processor import WindowProcessor
 from statelog.windows.rows import GivenRows, Rows
 from statelog.windows.sessions import Sessions
-
-Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)

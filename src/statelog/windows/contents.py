@@ -10,31 +10,31 @@ from itertools import chain, islice
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.aggregates.accumulators import Accumulators
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
 from statelog.aggregates.operator import key_named
 from statelog.convert.input import RowInput
 from statelog.convert.output import RowOutput
 from statelog.convert.types import row_codec
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.numbers import US_PER_MS
 from statelog.operators.keyed.column_caller import KeyFailure
+from statelog.operators.keyed.columns import Mask
+from statelog.operators.keyed.cursor import Row
+from statelog.operators.keyed.indexing import Int64s
 from statelog.operators.keyed.outputs import rare_garbage_collection
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.runs.byte_slices import BUDGET, gather_rows, in_parts
 from statelog.shown import shown_key, shown_value
 from statelog.windows.processor import WindowContext
 
-_US_PER_MS: Final = 1000
 _CHUNK_ROWS: Final = 65_536
 """So many rows become Python objects at once."""
 
-Row = tuple[Any, ...]
-Mask = npt.NDArray[np.bool_]
 KeyOf = Callable[[int], Row]
 """The key of a group, for messages."""
 
@@ -93,7 +93,7 @@ class Returned:
         picked = pa.array(self.owners[part])
         columns = [column.take(picked) for column in self.key_columns]
         if self.has_bounds:
-            times = [pa.array(at_ms[part] * _US_PER_MS) for at_ms in self.bounds]
+            times = [pa.array(at_ms[part] * US_PER_MS) for at_ms in self.bounds]
             columns += [at_us.cast(pa.timestamp("us", "UTC")) for at_us in times]
         return columns
 

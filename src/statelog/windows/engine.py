@@ -12,23 +12,24 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from statelog.aggregates.groups import Int64s
 from statelog.aggregates.kernels import Columns
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
 from statelog.convert.types import arrow_type, key_decoder
 from statelog.errors import ConfigurationError
+from statelog.numbers import US_PER_MS
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.column_caller import DueTimers
-from statelog.operators.keyed.indexing import IndexedRows
+from statelog.operators.keyed.columns import Mask
+from statelog.operators.keyed.cursor import Row
+from statelog.operators.keyed.indexing import IndexedRows, Int64s
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.tables.table import KeyBatch
-from statelog.windows.contents import Contents, KeyOf, Mask, Returned, Row, TimedRows
+from statelog.windows.contents import Contents, KeyOf, Returned, TimedRows
 from statelog.windows.processor import WindowContext
 
-_US_PER_MS: Final = 1000
 _FAR_MS: Final = 1 << 61
 """Beyond all times of rows; sums of a few such times stay within 64 bits."""
 
@@ -189,7 +190,7 @@ class Windows(ABC):
             return TimedRows(chunk.rows, chunk.key_index, np.full(count, moment.processing_ms), np.ones(count, bool))
         times_us = pa.chunked_array([event_time.times_us(rows) for rows in chunk.rows]).combine_chunks()
         has_time = times_us.is_valid().to_numpy(zero_copy_only=False)
-        times_ms = times_us.fill_null(0).to_numpy() // _US_PER_MS
+        times_ms = times_us.fill_null(0).to_numpy() // US_PER_MS
         return TimedRows(chunk.rows, chunk.key_index, times_ms, has_time)
 
     def _in_order(self, timed: TimedRows) -> TimedRows:

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
+from statelog.operators.keyed.indexing import Int64s
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.runs.byte_slices import is_variable, row_ends, stretches
 
-Int64s = npt.NDArray[np.int64]
 Reduce = Callable[[Columns, Groups, Int64s], Columns]
 """Merges the accumulators of groups; the last argument is the owner of each group, for messages."""
 

@@ -9,14 +9,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
 from statelog.convert.codecs import ColumnCodecs
 from statelog.history.settings import PANES_STATE
-from statelog.operators.keyed.columns import TimerColumns
+from statelog.operators.keyed.columns import Mask, TimerColumns
+from statelog.operators.keyed.indexing import Int64s
 from statelog.operators.keyed.time_columns import TimeColumns, TimeRows
 from statelog.runs.byte_slices import BUDGET
-from statelog.windows.contents import Contents, Mask, TimedRows
+from statelog.windows.contents import Contents, TimedRows
 from statelog.windows.engine import (
     ChunkKeys,
     Clock,

@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, LongType, StructField, StructType, TimestampNTZType, TimestampType
 
-from statelog.aggregates.groups import Groups, Int64s, stored_column
+from statelog.aggregates.groups import Groups, stored_column
 from statelog.aggregates.kernels import Columns
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
 from statelog.convert.types import arrow_type, from_storage
 from statelog.history.settings import ROWS_STATE
 from statelog.operators.keyed.column_caller import KeyFailure
+from statelog.operators.keyed.indexing import Int64s
 from statelog.operators.keyed.outputs import Outputs, rare_garbage_collection
 from statelog.operators.keyed.time_columns import TimeColumns, TimeRows
 from statelog.shown import shown_key

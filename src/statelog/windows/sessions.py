@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
 from statelog.convert.codecs import ColumnCodecs
 from statelog.history.settings import SESSION_END_FIELD, SESSIONS_STATE
-from statelog.operators.keyed.columns import TimerColumns
+from statelog.operators.keyed.columns import Mask, TimerColumns
+from statelog.operators.keyed.indexing import Int64s
 from statelog.operators.keyed.time_columns import END_MS, TimeColumns, TimeRows
 from statelog.operators.keyed.time_reader import FIRST_MS
-from statelog.windows.contents import Contents, Mask, TimedRows, key_of_some
+from statelog.windows.contents import Contents, TimedRows, key_of_some
 from statelog.windows.engine import (
     ChunkKeys,
     Clock,

@@ -12,16 +12,9 @@ from typing import Any, Final
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
-from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
+from statelog.operators.keyed.cursor import EntryWindow, KeyCursor, Row
 from statelog.operators.keyed.operator import StateBinding
-from statelog.operators.keyed.values import (
-    MISSING,
-    AggregatingState,
-    KeyedState,
-    ReducingState,
-    Row,
-    ValueState,
-)
+from statelog.operators.keyed.values import MISSING, AggregatingState, KeyedState, ReducingState, ValueState
 from statelog.runs.keys import MapKeyCodec
 from statelog.runs.schema import Operation, StateDescriptor, StateKind
 from statelog.runs.times import Ttl

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.numbers import US_PER_MS
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.caller import Caller
 from statelog.operators.keyed.columns import TimerColumns, make_state
@@ -23,7 +24,6 @@ from statelog.shown import shown_key
 from statelog.stopwatch import Stopwatch
 from statelog.tables.table import EntryCounts, KeyBatch, StateTable, TimerRows
 
-_US_PER_MS: Final = 1000
 Counts = dict[str, EntryCounts]
 """What the entries of some keys take, by the stored name of the state."""
 
@@ -195,4 +195,4 @@ def _newest_ms(chunk: IndexedRows, event_time: EventTime) -> npt.NDArray[np.int6
     times_us = [event_time.times_us(rows).fill_null(NO_TIME_MS).to_numpy() for rows in chunk.rows]
     newest = np.full(len(chunk.keys), NO_TIME_MS)
     np.maximum.at(newest, chunk.key_index, np.concatenate(times_us))
-    return np.where(newest == NO_TIME_MS, newest, newest // _US_PER_MS)
+    return np.where(newest == NO_TIME_MS, newest, newest // US_PER_MS)

@@ -20,7 +20,6 @@ from statelog.runs.values import RowCodec
 from statelog.tables.table import EntryCounts, EntryRows, KeyBatch, KeyEntries, StateTable
 
 Row = tuple[Any, ...]
-
 _ENTRIES_PER_LOOKUP: Final = 256
 """Fetching this many entries of a key takes some 4 times as long as looking up one."""
 _PAGES_OF_SLICE: Final = 4

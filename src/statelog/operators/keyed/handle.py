@@ -8,17 +8,11 @@ from typing import Any, Final
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.numbers import Duration
 from statelog.operators.keyed.collections import ListState, MapState, make_row_state
+from statelog.operators.keyed.cursor import Row
 from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.time_columns import TimeColumns
 from statelog.operators.keyed.timers import Timers
-from statelog.operators.keyed.values import (
-    AggregateFunction,
-    AggregatingState,
-    ReadyMade,
-    ReducingState,
-    Row,
-    ValueState,
-)
+from statelog.operators.keyed.values import AggregateFunction, AggregatingState, ReadyMade, ReducingState, ValueState
 from statelog.runs.schema import StateKind
 from statelog.runs.times import Ttl
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.columns import Columns, ColumnState, Mask, newest_by_time
+from statelog.operators.keyed.indexing import Int64s
 from statelog.operators.keyed.time_reader import (
     AFTER_MS,
     FIRST_MS,
@@ -24,8 +25,6 @@ from statelog.operators.keyed.time_reader import (
 from statelog.runs.byte_slices import Positions
 from statelog.runs.schema import Operation
 from statelog.tables.table import EntryRows
-
-Int64s = npt.NDArray[np.int64]
 
 END_MS: Final = AFTER_MS - 1
 """The end of time, as far as 64 bits reach."""

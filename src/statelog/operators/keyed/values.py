@@ -10,12 +10,10 @@ import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
-from statelog.operators.keyed.cursor import KeyCursor
+from statelog.operators.keyed.cursor import KeyCursor, Row
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import Ttl
 from statelog.runs.values import RowCodec
-
-Row = tuple[Any, ...]
 
 MISSING: Final[Any] = object()
 """Stands for a key that was not written; None stands for a removed value."""
