@@ -12,12 +12,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
+from statelog.rpc.tls import TlsIdentity, new_identity
+
 pytest.register_assert_rewrite(
     "statelog.testing.contracts",
     "tests.bucket_contract",
     "tests.contract.log_contract",
     "tests.contract.table_contract",
-    "tests.savepoints.spark_files_contract",
+    "tests.queries.spark_files_contract",
 )
 
 # Time limits per example would make tests depend on what else the machine does.
@@ -55,13 +57,13 @@ _SLOW = (
     "tests/s3",
     "tests/soak",
     "tests/spark",
-    "tests/unit/test_crash_points.py",
-    "tests/unit/test_kill_points.py",
-    "tests/unit/test_materialization.py::test_the_log_and_what_is_kept_of_it_stay_bounded",
-    "tests/unit/test_retention.py::test_five_thousand_checkpoints",
-    "tests/unit/test_retention.py::test_the_mode_is_switched_in_every_order",
-    "tests/unit/test_rocksdb_table.py::test_a_death_while_a_run_is_applied",
-    "tests/unit/test_uploads.py::test_a_changeset_in_parts_is_the_same_changeset",
+    "tests/coordinator/test_crash_points.py",
+    "tests/coordinator/test_kill_points.py",
+    "tests/coordinator/test_materialization.py::test_the_log_and_what_is_kept_of_it_stay_bounded",
+    "tests/coordinator/test_retention.py::test_five_thousand_checkpoints",
+    "tests/coordinator/test_retention.py::test_the_mode_is_switched_in_every_order",
+    "tests/tables/test_rocksdb_table.py::test_a_death_while_a_run_is_applied",
+    "tests/tasks/test_uploads.py::test_a_changeset_in_parts_is_the_same_changeset",
 )
 """Left out by ``./dev test --quick``: random stories, queries, thousands of checkpoints, processes that are killed."""
 
@@ -116,12 +118,12 @@ _EXTENDED = (
     "tests/spark/test_time_zones.py::test_processors_see_the_clock_of_the_session[GMT+2-transformWithState]",
     "tests/spark/test_time_zones.py::test_processors_see_the_clock_of_the_session[PST-transformWithStateInPandas]",
     "tests/spark/test_time_zones.py::test_processors_see_the_clock_of_the_session[Z-transformWithStateInPandas]",
-    "tests/unit/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-after-off]",
-    "tests/unit/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-after-within]",
-    "tests/unit/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-before-off]",
-    "tests/unit/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-before-within]",
-    "tests/unit/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-driver-after]",
-    "tests/unit/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-task-before]",
+    "tests/coordinator/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-after-off]",
+    "tests/coordinator/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-after-within]",
+    "tests/coordinator/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-before-off]",
+    "tests/coordinator/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-before-within]",
+    "tests/coordinator/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-driver-after]",
+    "tests/coordinator/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-task-before]",
 )
 """Left out by ``./dev test``: combinations of which others are in it, and the long story of several executors."""
 
@@ -178,3 +180,14 @@ def make_configured(spark: SparkSession) -> Iterator[Callable[[str, str], None]]
     yield configure
     for name in names:
         spark.conf.unset(name)
+
+
+@pytest.fixture(scope="session")
+def tls_identity() -> TlsIdentity:
+    return new_identity()
+
+
+@pytest.fixture(params=["clear", "tls"])
+def identity(request: pytest.FixtureRequest) -> TlsIdentity | None:
+    """The server's for TLS: each test runs without and with it."""
+    return None if request.param == "clear" else request.getfixturevalue("tls_identity")

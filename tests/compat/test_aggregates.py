@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-import statelog
 from statelog.aggregates.build import (
-    KeyedDefinition,
     KeyedPlan,
-    plan_aggregates,
-    plan_deduplication,
-    plan_latest,
-    plan_top,
 )
-from statelog.convert.types import key_schema
 from statelog.testing import Harness
-from statelog.testing.rows import read_schema
+from tests.compat.aggregates_support import EPOCH, INPUT, Rows, plan, rows_of
 from tests.compat.stored import read_query, write_query
 
 FIXTURES: Final = Path(__file__).parent / "aggregates"
-INPUT: Final = "user string, time timestamp, n long, x double, d decimal(38,2)"
-EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 OPERATORS: Final = ("agg", "latest", "top", "dedup")
-AGGREGATES: Final = {
-    "rows": statelog.Count(),
-    "total": statelog.Sum("n"),
-    "mean": statelog.Mean("x"),
-    "exact": statelog.Sum("d"),
-    "exact mean": statelog.Mean("d"),
-    "spread": statelog.StandardDeviation("x"),
-    "newest": statelog.Max("time"),
-    "least": statelog.Min("x"),
-    "first": statelog.First("n"),
-    "last": statelog.Last("n", by="time"),
-    "all": statelog.Collect("n"),
-    "distinct": statelog.CountDistinct("x"),
-    "about": statelog.ApproxCountDistinct("n"),
-    "quantiles": statelog.Quantiles("x", [0.1, 0.5], compression=20),
-}
 
-Rows = list[tuple[str | None, datetime.datetime, int | None, float | None, Decimal | None]]
 MOST: Final = Decimal("9" * 36)
-
-
-def rows_of(user: str | None, numbers: range) -> Rows:
-    return [(user, EPOCH + datetime.timedelta(seconds=n), n * 7 % 1000, n / 8, Decimal(n) / 4) for n in numbers]
 
 
 # Few values, and more than a sketch holds as such; and decimals whose sum does not fit.
@@ -66,19 +35,6 @@ SECOND: Final[Rows] = [
     *rows_of("c", range(3)),
     *rows_of("lost", range(2)),
 ]
-
-
-def plan(operator: str) -> KeyedPlan:
-    schema = read_schema(INPUT, "input")
-    definition = KeyedDefinition(schema, [0], key_schema([schema["user"]]), None, is_streaming=True, ansi=False)
-    match operator:
-        case "agg":
-            return plan_aggregates(definition, [], AGGREGATES, output_mode="update", ttl=None, combine=False)
-        case "latest":
-            return plan_latest(definition, "time", None, combine=False)
-        case "top":
-            return plan_top(definition, 3, "x", None, combine=False)
-    return plan_deduplication(definition, None, None)
 
 
 def make_harness(made: KeyedPlan) -> Harness:

@@ -18,7 +18,7 @@ import statelog
 from statelog.history.query_history import read_history
 from statelog.log.open import open_location
 from statelog.storage import LocalStore, Store
-from tests.compat.test_fixtures import fixture_hash
+from tests.compat.fixtures_support import fixture_hash
 from tests.model.engine import Engine, Key
 
 FIXTURES: Final = Path(__file__).parent / "branches"

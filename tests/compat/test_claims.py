@@ -13,7 +13,7 @@ from statelog import ConfigurationError, StateMissingError
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Claim
 from statelog.storage import LocalStore
-from tests.compat.test_fixtures import fixture_hash
+from tests.compat.fixtures_support import fixture_hash
 from tests.model.engine import Engine, Key
 
 FIXTURES: Final = Path(__file__).parent / "claims"

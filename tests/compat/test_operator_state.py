@@ -10,8 +10,8 @@ import pytest
 
 from statelog import Options
 from statelog.testing import Harness
+from tests.compat.savepoints_support import Collect
 from tests.compat.stored import read_query, write_query
-from tests.compat.test_savepoints import Collect
 
 FIXTURES: Final = Path(__file__).parent / "operators"
 TIMES_MS: Final = [1_000, 2_000, 3_000]

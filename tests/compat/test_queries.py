@@ -25,11 +25,11 @@ from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalOperator
 from statelog.testing.rows import OperatorArguments
 from statelog.testing.unkeyed import UnkeyedQuery
-from tests.compat import test_aggregates, test_windows
-from tests.compat.test_fixtures import fixture_hash
-from tests.compat.test_savepoints import Collect
+from tests.compat import aggregates_support, windows_support
+from tests.compat.fixtures_support import fixture_hash
+from tests.compat.savepoints_support import Collect
 from tests.model.engine import command_query, command_rows
-from tests.model.test_write_ahead_model import OUTPUT, OutputOperator
+from tests.model.write_ahead_model_support import OUTPUT, OutputOperator
 from tests.query_runner import QueryRunner
 
 FIXTURES: Final = Path(__file__).parent / "queries"
@@ -67,11 +67,11 @@ def members() -> dict[str, Member]:
         OperatorArguments(input="word string", output="json string", broadcast="name string, n long", uid="words"),
         OPTIONS,
     )
-    plan = test_windows.plan("sliding")
+    plan = windows_support.plan("sliding")
     windows = KeyedQuery(
         plan.operator,
         OperatorArguments(
-            input=test_windows.INPUT,
+            input=windows_support.INPUT,
             output=plan.output,
             keys=["user"],
             timeMode=str(plan.time_mode),
@@ -80,11 +80,11 @@ def members() -> dict[str, Member]:
         ),
         OPTIONS,
     )
-    made = test_aggregates.plan("agg")
+    made = aggregates_support.plan("agg")
     aggregates = KeyedQuery(
         made.operator,
         OperatorArguments(
-            input=test_aggregates.INPUT,
+            input=aggregates_support.INPUT,
             output=made.output,
             keys=["user"],
             timeMode=str(made.time_mode),
@@ -106,7 +106,7 @@ def members() -> dict[str, Member]:
         ),
         "aggregates": Member(
             aggregates.operator,
-            lambda batch: aggregates.data(test_aggregates.rows_of("b", range(300 * batch, 300 * batch + 400))),
+            lambda batch: aggregates.data(aggregates_support.rows_of("b", range(300 * batch, 300 * batch + 400))),
         ),
         OUTPUT: Member(OutputOperator(), lambda batch: [["row", batch, number] for number in range(3)]),
     }

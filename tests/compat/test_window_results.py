@@ -13,7 +13,7 @@ import statelog
 from statelog.testing import Harness
 from statelog.windows.build import WindowPlan
 from tests.compat.stored import read_query, write_query
-from tests.compat.test_windows import FIRST, SECOND, WINDOWS, definition, in_windows, make_harness, rows_at
+from tests.compat.windows_support import FIRST, SECOND, WINDOWS, definition, in_windows, make_harness, rows_at
 
 FIXTURES: Final = Path(__file__).parent / "window-results"
 

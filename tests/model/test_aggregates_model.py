@@ -11,64 +11,21 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import statelog
 from statelog import Options, Step, Ttl, Watermark
 from statelog.aggregates.build import (
-    KeyedDefinition,
     KeyedPlan,
-    plan_aggregates,
     plan_deduplication,
     plan_latest,
     plan_top,
 )
-from statelog.convert.types import key_schema
 from statelog.testing import Harness
-from statelog.testing.rows import read_schema
+from tests.model.aggregates_model_support import AGGREGATES, INPUT, defined, planned
 
-INPUT = "user string, time timestamp, n long, x double"
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-AGGREGATES = {
-    "rows": statelog.Count(),
-    "total": statelog.Sum("n"),
-    "least": statelog.Min("x"),
-    "newest": statelog.Max("time"),
-    "first": statelog.First("n"),
-    "last": statelog.Last("n", by="time"),
-    "all": statelog.Collect("n"),
-    "distinct": statelog.CountDistinct("x"),
-    "about": statelog.ApproxCountDistinct("x"),
-    "median": statelog.Quantiles("n", [0.5]),
-}
 
 
 def instant(time_ms: int | None) -> datetime.datetime | None:
     return None if time_ms is None else EPOCH + datetime.timedelta(milliseconds=time_ms)
-
-
-def defined(keys: list[str], event_time: str | None = None) -> KeyedDefinition:
-    schema = read_schema(INPUT, "input")
-    return KeyedDefinition(
-        schema,
-        [schema.names.index(name) for name in keys],
-        key_schema([schema[name] for name in keys]),
-        event_time,
-        is_streaming=True,
-        ansi=True,
-    )
-
-
-def planned(
-    keys: list[str],
-    *,
-    output_mode: str = "update",
-    ttl: int | Ttl | None = None,
-    event_time: str | None = None,
-    aggregates: dict[str, Any] | None = None,
-    combine: bool = False,
-) -> KeyedPlan:
-    definition = defined(keys, event_time)
-    named = AGGREGATES if aggregates is None else aggregates
-    return plan_aggregates(definition, [], named, output_mode=output_mode, ttl=ttl, combine=combine)
 
 
 def harness(plan: KeyedPlan, keys: list[str], **more: Any) -> Harness:

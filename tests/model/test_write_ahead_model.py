@@ -12,55 +12,26 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from statelog import Options, Step, Tuning
-from statelog.coordinator.admission import OperatorConfig
 from statelog.history.query_history import QueryHistory
 from statelog.local.stored_reader import read_stored
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import LOG_FOLDER, open_log
 from statelog.storage import LocalStore
-from statelog.tasks.attempt import Attempt
-from statelog.tasks.output_task import OutputRows, OutputTask, stored_batches, stored_columns
+from statelog.tasks.output_task import stored_batches, stored_columns
 from statelog.testing.query import Crash, LocalOperator, new_directory
 from tests.model.engine import Key, command_query, command_rows
+from tests.model.write_ahead_model_support import KEYED, OUTPUT, OutputOperator
 from tests.query_runner import QueryRunner
 from tests.storage.page_cache import tear_last_frame
 
 KEYS: list[Key] = [(number, None) for number in range(4)] + [(None, "a")]
-KEYED, OUTPUT = "op", "output"
 TASK_STEPS = [Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING, Step.MATERIALIZING]
-
-
-@dataclass(frozen=True)
-class OutputOperator:
-    """Stores a query's output."""
-
-    uid: str = OUTPUT
-
-    def config_of(self, query_id: str, run_id: str, parallelism: int) -> OperatorConfig:
-        return OperatorConfig(
-            query_id, run_id, self.uid, parallelism, b"", [], in_front=frozenset({KEYED}), stores_output=True
-        )
-
-    def split(self, data: list[Any], parallelism: int, time_ms: int) -> list[OutputRows]:
-        """Deal the rows to the subtasks, some of which get several batches, and some none."""
-        parts: list[list[pa.RecordBatch]] = [[] for _ in range(parallelism)]
-        for place, row in enumerate(data):
-            parts[place % parallelism].append(pa.record_batch({"c0": [json.dumps(row)]}))
-        return [OutputRows(batches, subtask, time_ms if batches else None) for subtask, batches in enumerate(parts)]
-
-    def task(self, attempt: Attempt) -> OutputTask:
-        return OutputTask(attempt, "columns")
-
-    def initial_objects(self, parallelism: int) -> list[bytes]:
-        return []
 
 
 class Death(Exception):

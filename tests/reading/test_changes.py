@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ import statelog
 from statelog import ConfigurationError, StateMissingError
 from statelog.storage import LocalStore
 from statelog.testing.faults import FaultStore
+from tests.reading.changes_support import Rows, replayed
+from tests.reading.pins_support import Stop
 from tests.reading.story import KEYS, STATES, Story, list_rows, map_rows, random_commands, rows, value_rows
-from tests.reading.test_pins import Stop
-
-Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=["inline", "objects", "materialized"])
@@ -39,30 +37,6 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def changes(story: Story, state: str, **arguments: Any) -> Rows:
     found: Rows = statelog.read_changes(story.location, state=state, **arguments).read_all().to_pylist()
     return found
-
-
-def replayed(before: Iterable[tuple[Any, ...]], found: Rows, state: str) -> list[tuple[Any, ...]]:
-    """The rows of a state, as the model has them, after some changes."""
-    keys: dict[Any, dict[Any, Any]] = {}
-    for a, b, *entry in before:
-        value = entry.pop()
-        keys.setdefault((a, b), {})[entry[0] if entry else None] = value
-    for row in found:
-        entries = keys.setdefault((row["key_a"], row["key_b"]), {})
-        place = {"value": None, "map": row.get("mapkey_field"), "list": len(entries)}[state]
-        match row["operation"]:
-            case "put":
-                entries[place] = row["value_field"]
-            case "delete":
-                entries.pop(place, None)
-            case "clear":
-                entries.clear()
-    made = [
-        (*key, *([] if state == "value" else [place]), value)
-        for key, own in keys.items()
-        for place, value in own.items()
-    ]
-    return sorted(made, key=repr)
 
 
 @pytest.mark.parametrize("state", STATES)

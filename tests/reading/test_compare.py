@@ -17,8 +17,8 @@ from statelog.runs.key_groups import GROUP_SHIFT
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
 from tests.model.engine import Command, Key
+from tests.reading.kinds_of_state_support import Sums, Visits, visits
 from tests.reading.story import Story, hash_of
-from tests.reading.test_kinds_of_state import Sums, Visits, visits
 
 
 def run_two(directory: Path, batches: int = 6) -> tuple[Story, Story]:

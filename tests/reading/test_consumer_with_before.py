@@ -19,10 +19,10 @@ from statelog.history.pins import MARGIN_S, Consumer, HeldPin, PinnedBase
 from statelog.history.query_history import QueryHistory
 from statelog.reading import before as former
 from statelog.storage import LocalStore
+from tests.reading.changes_with_before_support import require_before
+from tests.reading.consumer_support import FORGETFUL, Feed, files, require_all, stopping
+from tests.reading.pins_support import ReadOnly, Stop
 from tests.reading.story import KEYS, STATES, Story
-from tests.reading.test_changes_with_before import require_before
-from tests.reading.test_consumer import FORGETFUL, Feed, files, require_all, stopping
-from tests.reading.test_pins import ReadOnly, Stop
 
 
 @pytest.mark.parametrize("seed", range(5))

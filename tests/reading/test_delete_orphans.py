@@ -24,8 +24,8 @@ from statelog.log.open import PINS_FOLDER
 from statelog.storage import LocalStore
 from statelog.testing.faults import FaultStore
 from statelog.testing.query import Crash, ManualClock
+from tests.reading.pins_support import Stop
 from tests.reading.story import Story, random_commands, rows, value_rows
-from tests.reading.test_pins import Stop
 
 RETAINED = 2
 

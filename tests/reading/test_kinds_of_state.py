@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,54 +11,7 @@ from statelog import ConfigurationError, Options
 from statelog.reading import diff
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
-
-
-class Visits:
-    """Keeps the last visit for 100 ms, and a timer 1,000 ms after it; `renamed` deletes a state and makes it anew."""
-
-    def __init__(self, renamed: str = "") -> None:
-        self._renamed = renamed
-
-    def init(self, handle: Any) -> None:
-        self._handle = handle
-        if self._renamed:
-            handle.deleteIfExists(self._renamed)
-        else:
-            self._old = handle.getValueState("old", "n long")
-        self._last = handle.getValueState("timers", "n long", 100)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        for row in rows:
-            self._last.update((row.n,))
-            if not self._renamed:
-                self._old.update((row.n,))
-            self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1000)
-        yield from ()
-
-    def close(self) -> None:
-        pass
-
-
-class Sums(statelog.OperatorProcessor):
-    """Keeps a sum for each subtask, and the broadcast rows."""
-
-    def init(self, handle: Any) -> None:
-        self.sums = handle.getListState("sums", "n long")
-        self.rules = handle.getBroadcastState("rules", "name string", "n long")
-
-    def processBroadcast(self, rows: Iterator[Any], context: Any) -> None:
-        for row in rows:
-            self.rules.put((row.name,), (row.n,))
-
-    def process(self, rows: Iterator[Any], context: Any) -> Iterator[Any]:
-        self.sums.update([(sum(row.n for row in rows),)])
-        yield from ()
-
-
-def visits(processor: Visits) -> Harness:
-    return Harness(
-        processor, input="k string, n long", keys=["k"], output="n long", timeMode="ProcessingTime", parallelism=2
-    )
+from tests.reading.kinds_of_state_support import Reminders, Sums, Visits, visits
 
 
 def read(harness: Harness, **arguments: Any) -> list[dict[str, Any]]:
@@ -138,18 +90,6 @@ def test_what_is_deleted_as_a_whole_is_a_difference_and_no_change() -> None:
         harness.push([("b", 3)], processingTimeMs=30)
         assert changes(harness, "old", after=0) == [(2, 30, "put", "b", 3)]
         assert differences(harness, 0, 2, "old") == [("added", "b", None, 3), ("removed", "a", 1, None)]
-
-
-class Reminders(Visits):
-    """Has timers and one state that is not called so."""
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        yield from ()
-
-    def init(self, handle: Any) -> None:
-        self._handle = handle
-        self._last = handle.getValueState("last", "n long")
-        self._old = self._last
 
 
 def test_timers_are_read_by_key_and_time() -> None:

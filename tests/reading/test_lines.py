@@ -27,11 +27,11 @@ from statelog.storage import LocalStore
 from tests.model.engine import Model, command_query, command_rows
 from tests.options import changed_options
 from tests.query_runner import QueryRunner
+from tests.reading.changes_support import Rows, replayed
+from tests.reading.changes_with_before_support import require_before
+from tests.reading.consumer_support import FORGETFUL, Feed, require_all
 from tests.reading.saved import save
 from tests.reading.story import KEYS, STATES, Story, hash_of, value_rows
-from tests.reading.test_changes import Rows, replayed
-from tests.reading.test_changes_with_before import require_before
-from tests.reading.test_consumer import FORGETFUL, Feed, require_all
 from tests.stored_query import StoredQuery as StoredQueryFiles
 
 BACK_TO = 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog import PinExpiredError, StateMissingError, StorageError
+from statelog import PinExpiredError, StateMissingError
 from statelog.history.footprint import Footprint
 from statelog.history.pins import MARGIN_S, HeldPin, Pin, pin_name, write_pin
 from statelog.reading.open import open_logged
 from statelog.storage import LocalStore, Store
-from statelog.storage.store import StoreWrapper
-from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.faults import FaultStore
 from statelog.testing.query import ManualClock
+from tests.reading.pins_support import ReadOnly, Stop
 from tests.reading.story import Story, rows, value_rows
 
 RETAINED = 2
@@ -41,21 +40,6 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
     made.run_batches(7, random.Random(1))
     return made
-
-
-class Stop(FaultPlan):
-    """Calls a function before the n-th request, from 1."""
-
-    def __init__(self, number: int, then: Callable[[], None]) -> None:
-        self._number = number
-        self._then = then
-        self.requests = 0
-
-    def fault(self, call: Call) -> Fault | None:
-        self.requests += 1
-        if self.requests != self._number:
-            return None
-        return Fault(action=self._then)
 
 
 def read(location: str, at: int | None = None) -> list[tuple[Any, ...]]:
@@ -241,11 +225,6 @@ def test_without_the_right_to_write_a_reader_reads_until_the_files_go(
     query.run_batches(RETAINED + 2, random.Random(2))
     with pytest.raises(PinExpiredError, match=f"Checkpoint {at} of operator 'op' is not retained"):
         reader.read_all()
-
-
-class ReadOnly(StoreWrapper):
-    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
-        raise StorageError(f"{name}: access denied.")
 
 
 def test_nothing_is_deleted_while_a_pin_cannot_be_read(

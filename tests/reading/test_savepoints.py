@@ -23,12 +23,13 @@ from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
-from tests.compat.test_fixtures import expected
-from tests.compat.test_savepoints import BATCH, FIXTURES, WORDS
+from tests.compat.fixtures_support import expected
+from tests.compat.savepoints_support import BATCH, FIXTURES, WORDS
 from tests.model.engine import Model
+from tests.reading.kinds_of_state_support import Reminders, Sums, Visits, visits
 from tests.reading.saved import save
+from tests.reading.savepoints_support import same
 from tests.reading.story import KEYS, STATES, Story, hash_of, rows
-from tests.reading.test_kinds_of_state import Reminders, Sums, Visits, visits
 from tests.stored_query import StoredQuery
 
 AT = 9
@@ -57,16 +58,6 @@ def whole(story: Story, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def saved(whole: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole, tmp_path / "saved")
-
-
-def same(location: str | Path, savepoint: Path, **arguments: Any) -> pa.Table:
-    """The rows that a checkpoint and a savepoint have."""
-    of_checkpoint = statelog.read_state(location, **arguments).read_all()
-    of_savepoint = statelog.read_state(savepoint, **arguments).read_all()
-    assert of_savepoint.schema == of_checkpoint.schema
-    assert of_savepoint.num_rows == of_checkpoint.num_rows
-    assert of_savepoint.to_pylist() == of_checkpoint.to_pylist()
-    return of_savepoint
 
 
 # ---- Rows, of every kind of state ----

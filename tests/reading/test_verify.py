@@ -15,8 +15,8 @@ from statelog import StatelogError
 from statelog.__main__ import main
 from statelog.storage import LocalStore
 from statelog.testing.faults import FaultStore
+from tests.reading.pins_support import Stop
 from tests.reading.story import Story, rows, value_rows
-from tests.reading.test_pins import Stop
 
 
 @pytest.fixture(scope="module", params=["inline", "objects"])

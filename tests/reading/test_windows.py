@@ -44,7 +44,7 @@ from tests.model.windows_model import (
     window_operator,
 )
 from tests.reading.saved import save
-from tests.reading.test_savepoints import same
+from tests.reading.savepoints_support import same
 
 USERS = ["a", "b", "c", None]
 BATCHES = 12

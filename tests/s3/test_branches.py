@@ -13,10 +13,10 @@ from statelog.history.query_history import read_history
 from statelog.log.open import open_location
 from statelog.storage.links import is_link
 from statelog.testing.query import ManualClock
-from tests.cli.spark_files import write_spark_files
 from tests.model.engine import Engine
 from tests.reading.story import STATES, Story, hash_of, rows
 from tests.s3.server import BUCKET, RadosGateway
+from tests.tools.cli.spark_files import write_spark_files
 
 pytest_plugins = ("tests.s3.plugin",)
 

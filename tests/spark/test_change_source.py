@@ -17,9 +17,9 @@ import statelog
 from statelog import StatelogError
 from statelog.reading.consumer import OWNER
 from statelog.spark.source.change_source import ChangeReader, SourceOptions
+from tests.reading.changes_support import Rows, replayed
+from tests.reading.changes_with_before_support import require_before
 from tests.reading.story import STATES, Story
-from tests.reading.test_changes import Rows, replayed
-from tests.reading.test_changes_with_before import require_before
 from tests.spark.support import IS_ONE_BATCH, Job, make_orders
 
 FORGETFUL: dict[str, Any] = {

@@ -16,7 +16,7 @@ from statelog import ConfigurationError, ErrorKind, Step, StorageError
 from statelog.spark.checkpoint.checkpoint import DirectoryFiles, SparkFiles, StoreFiles
 from statelog.spark.checkpoint.location import HadoopFiles, open_checkpoint
 from statelog.storage import LocalStore
-from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
+from tests.queries.spark_files_contract import TEXT, SparkFilesContract
 from tests.spark.faults import make_marker
 from tests.spark.file_systems import KEEPING, SHELF, VIEW, mounted
 from tests.spark.long_life import live

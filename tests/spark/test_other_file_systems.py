@@ -18,9 +18,9 @@ from statelog.errors import ConfigurationError
 from statelog.spark.checkpoint.location import HadoopFiles, open_checkpoint
 from statelog.spark.driver import internals
 from statelog.spark.driver.query_clocks import fit_clock_offsets
+from tests.coordinator.crash_points_support import Killed, When
 from tests.spark.file_systems import KEEPING, SHELF, VIEW, Mount, mounted
 from tests.stored_query import StoredQuery, saved_values
-from tests.unit.test_crash_points import Killed, When
 
 pytestmark = pytest.mark.spark
 

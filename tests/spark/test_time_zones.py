@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import statelog
 from statelog import ConfigurationError
 from statelog.time_zones import time_zone
-from tests.unit.test_time_zones import OFFSETS_S, SHORT, UNKNOWN
+from tests.core.time_zones_support import OFFSETS_S, SHORT, UNKNOWN
 
 pytestmark = pytest.mark.spark
 

@@ -18,7 +18,7 @@ import pytest
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.storage import open_store
 from statelog.storage.objects import profile_arguments
-from tests.storage.test_object_store import Handler, Request, Service
+from tests.storage.object_store_support import Handler, Request, Service
 
 ROLE = "[profile work]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = base\nregion = eu-work-1\n"
 KEYS = "aws_access_key_id = {}\naws_secret_access_key = very-secret\n"

@@ -6,8 +6,8 @@ import json
 import tempfile
 from pathlib import Path
 
+from tests.spark.dropin.same_as_spark_support import RECORDED, ROCKSDB, SCENARIOS, digests
 from tests.spark.dropin.scenarios import SPARK, run_on, settings
-from tests.spark.dropin.test_same_as_spark import RECORDED, ROCKSDB, SCENARIOS, digests
 from tests.spark.support import make_session
 
 

@@ -29,11 +29,11 @@ from statelog.spark.checkpoint import location as checkpoint_location
 from statelog.spark.checkpoint.checkpoint import DirectoryFiles
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore, When
+from tests.coordinator.crash_points_support import Killed
 from tests.spark.dropin import processors
+from tests.spark.dropin.same_as_spark_support import ROCKSDB, SCENARIOS, require_same
 from tests.spark.dropin.scenarios import SPARK, STATELOG, Answer, Leg, Run, Scenario, add_input, rows, settings
-from tests.spark.dropin.test_same_as_spark import ROCKSDB, SCENARIOS, require_same
 from tests.spark.file_systems import SHELF, mounted
-from tests.unit.test_crash_points import Killed
 
 pytestmark = pytest.mark.spark
 

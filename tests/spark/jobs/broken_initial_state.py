@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.spark.initial_state_support import Query
 from tests.spark.jobs.ledger import note_jvm, run_main
 from tests.spark.support import make_session
-from tests.spark.test_initial_state import Query
 
 
 def main(arguments: dict[str, Any]) -> None:
