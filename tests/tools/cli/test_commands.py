@@ -217,7 +217,7 @@ def test_a_savepoint_is_made_and_restored(query: Any, story: Story, checkpoint: 
         (["get", '["x", "y"]', "--state", "value"], "does not fit the key's fields"),
         (["get", "[1, 2, 3]", "--state", "value"], "it has other fields"),
         (["get", "[1", "--state", "value"], "does not fit the key's fields"),
-        (["pin", "--lasts-s", "-1"], "positive number of seconds"),
+        (["pin", "--lasts-s", "-1"], "a finite number of seconds, more than 0"),
     ],
     ids=" ".join,
 )
