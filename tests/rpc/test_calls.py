@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -692,7 +693,7 @@ def calls(draw: st.DrawFn) -> bytes:
 
 def talk(connection: socket.socket, data: bytes, *, ends: bool) -> None:
     """Send all, and end or wait until the server does."""
-    with connection, suppress(ConnectionError):
+    with connection, suppress(ConnectionError, ssl.SSLEOFError):  # which the server may have ended already
         connection.sendall(data)
         if ends:
             with suppress(OSError):  # The server may have ended it already.
