@@ -14,7 +14,7 @@ class DiscardingStore(StoreWrapper):
     """A directory, of a location such as ``discarded:/some/directory``, that holds a log without its changesets.
 
     Whole objects that are put, which are changesets, are dropped. The log's entries are written, because the log reads
-    its own file, but not synced. So a query can start and run; after a restart it cannot go on.
+    its own file, but not synced. So a query can start and run; after a restart it cannot continue.
     """
 
     def __init__(self, location: str) -> None:

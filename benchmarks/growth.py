@@ -171,7 +171,7 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
 class GrowthSide(Side):
     """Queries in one session that have their batches in turn.
 
-    Each has a number of `keys`, options with which it is `built_with`, and `options` afterwards; None to go on.
+    Each has a number of `keys`, options with which it is `built_with`, and `options` afterwards; None to continue.
     """
 
     queries: dict[str, dict[str, Any]]
@@ -242,7 +242,7 @@ class _Fed:
             self._feed(np.arange(first, min(first + _BUILD_ROWS, len(self._counts))))
 
     def settle(self) -> None:
-        """Run batches until no materialization or large merge goes on in them."""
+        """Run batches until no materialization or large merge continues in them."""
         quiet = 0
         for _ in range(_SETTLING_BATCHES):
             quiet = 0 if self.batch()["has_slice"] else quiet + 1
@@ -279,7 +279,7 @@ class _Fed:
             "subtask_s": checkpoint.subtask_s,
             "restore_s": checkpoint.restore_s,
             "changes": checkpoint.changes,
-            # Whether one was in progress before or after the batch, and whether it went on in the batch.
+            # Whether one was in progress before or after the batch, and whether it continued in the batch.
             "has_job": had_job or self._had_job,
             "has_slice": any(job.stat().st_mtime >= started_s for job in jobs),
         }

@@ -40,7 +40,7 @@ QUICK: Final = [Settings(skew=HOT, keys=10_000, rows_per_batch=5_000, updates=10
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySide(PayloadSide):
-    """Gives each key its first row, batch by batch, and goes on with rows of random keys."""
+    """Gives each key its first row, batch by batch, and continues with rows of random keys."""
 
     batches: int
     table: str

@@ -90,7 +90,7 @@ QUICK: Final = [
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverySide(PayloadSide):
-    """A query that is built with some subtasks and killed, and goes on with others, with or without local copies."""
+    """A query that is built with some subtasks and killed, and continues with others, with or without local copies."""
 
     build_batches: int
     small_batches: int
@@ -104,7 +104,7 @@ class RecoverySide(PayloadSide):
         return f"{self.side}, {self.built_parallelism} subtasks"
 
     def build(self, directory: Path) -> None:
-        """Give each key its first row in a few large batches, then go on with small ones until killed."""
+        """Give each key its first row in a few large batches, then continue with small ones until killed."""
         session = self.session(directory, _SPARK)
         built = directory / _BUILT_FILE
 

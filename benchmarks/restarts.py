@@ -13,7 +13,7 @@ from benchmarks.query import Recorder, begun_s
 
 
 def load_rocksdb(session: SparkSession) -> None:
-    """Load the native library that Spark would load with its first state: it is no part of a state."""
+    """Load the native library that Spark would load with its first state: it is not part of a state."""
     jvm: Any = session.sparkContext._jvm
     jvm.org.rocksdb.RocksDB.loadLibrary()
 

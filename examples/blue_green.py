@@ -3,7 +3,7 @@
 The *blue* job keeps the balance of each account, booking by booking. Two new versions could replace it: *green* adds up
 a whole batch at once; *red* does so too, but forgets refunds. Each begins as a branch of blue, with blue's state but
 without copying it, and reads the same input beside it. Then ``statelog.compare`` says in which key groups the states
-differ: for green in none. So blue stops, and green goes on with the rest of the input.
+differ: for green in none. So blue stops, and green continues with the rest of the input.
 """
 
 from __future__ import annotations

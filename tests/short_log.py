@@ -124,7 +124,7 @@ class ShortLog:
         return Section(identity, uid, 1, parts, self._key_schema, [], begins=begins)
 
     def claim(self, **news: Any) -> None:
-        """Let a tool claim the location, or another start if it has no news; the query goes on."""
+        """Let a tool claim the location, or another start if it has no news; the query continues."""
 
         def make(epoch: int) -> Claim:
             return replace(make_claim("run")(epoch), **news)

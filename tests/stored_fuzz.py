@@ -219,7 +219,7 @@ def run_of(compression: str | None) -> bytes:
 
 
 def read_values(rows: pa.RecordBatch | pa.Table) -> None:
-    """Convert all values; some are no values of Python's, as Spark's strings may be no UTF-8."""
+    """Convert all values; some are not values of Python's, as Spark's strings may be no UTF-8."""
     with suppress(ValueError, OverflowError):
         rows.to_pylist()
 
@@ -373,7 +373,7 @@ def logs(folder: Path) -> Round:
 
 
 def starts(folder: Path) -> Round:
-    """Logs of a query that goes on."""
+    """Logs of a query that continues."""
     location = _fixture(folder, "fixtures/v1/materialized")
     whole = {path: path.read_bytes() for path in location.rglob("*") if path.is_file()}
 

@@ -1,6 +1,6 @@
 """The streaming job: what has each aircraft done so far?
 
-Start it again after a crash, with any parallelism: it goes on where it was.
+Start it again after a crash, with any parallelism: it continues where it was.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AircraftHistory(StatefulProcessor):
     """Keeps the history of each aircraft, and emits it whenever it changes.
 
     A flight is on time if it arrives at most 15 minutes late. One that is cancelled (no departure delay) or
-    diverted (no arrival delay) is not on time and has no delay; one that is cancelled is no departure either.
+    diverted (no arrival delay) is not on time and has no delay; one that is cancelled is not a departure either.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:

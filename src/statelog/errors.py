@@ -133,7 +133,7 @@ class FencedError(StatelogError):
 
 
 class PinExpiredError(StatelogError):
-    """A checkpoint that is being read is not retained any more, and no pin keeps it."""
+    """A checkpoint that is being read is no longer retained, and no pin keeps it."""
 
     default_kind = ErrorKind.PIN_EXPIRED
 

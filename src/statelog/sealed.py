@@ -79,7 +79,7 @@ def _decoded(data: bytes, document: type[_Document], kind: str, name: str) -> _D
         return msgspec.json.decode(data, type=document)
     except MALFORMED as error:
         raise CorruptionError(
-            f"{name}: it is no {kind}: {error}.", kind=ErrorKind.FORMAT, hint="Was another file put in its place?"
+            f"{name}: it is not a {kind}: {error}.", kind=ErrorKind.FORMAT, hint="Was another file put in its place?"
         ) from error
 
 

@@ -129,7 +129,7 @@ def harness(kind: str, schema: str, aggregate: Aggregate, column: str = "long") 
 def test_states_take_ready_made_aggregates(
     kind: str, schema: str, aggregate: Aggregate, batches: list[list[Any]], expected: str
 ) -> None:
-    """The state goes on in the next batch; the added values are integers in all of them."""
+    """The state continues in the next batch; the added values are integers in all of them."""
     with harness(kind, schema, aggregate) as query:
         for batch in batches:
             rows = query.push([("a", value) for value in batch])

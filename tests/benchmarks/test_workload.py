@@ -144,7 +144,7 @@ class TestSparksFiles:
             (folder / str(number)).write_text(f"v1\n{metadata}\n{json.dumps({'events': end})}")
         (folder / ".9.crc").write_bytes(b"\xff")
 
-        # How many events were before batch 7 is not known any more.
+        # How many events were before batch 7 is no longer known.
         later = {8: EventBatch(8, 8_000, 100, 100), 9: EventBatch(9, 9_000, 100, 350)}
         assert planned_batches(tmp_path, 0) == planned_batches(tmp_path, 8) == later
         assert planned_batches(tmp_path, 9) == {9: later[9]}

@@ -69,7 +69,7 @@ class TestLogThatAppends(LogContract):
 
     @pytest.mark.parametrize("page_bytes", [512, 4096])
     def test_any_pages_of_the_last_append_may_be_missing(self, tmp_path: Path, page_bytes: int) -> None:
-        """Header, index or payload: the entry was never acknowledged, and the next start goes on without it."""
+        """Header, index or payload: the entry was never acknowledged, and the next start continues without it."""
         log = self.make_log(LocalStore(tmp_path))
         log.claim(make_claim("a"))
         log.append(*make_checkpoint("a", 1, 0))
@@ -294,7 +294,7 @@ class TestLogThatAppends(LogContract):
         whole = fenced.read_bytes()
         for length in range(claim_bytes + 1, len(whole)):
             fenced.write_bytes(whole[:length])
-            with pytest.raises(CorruptionError, match=r"3\.log: its \d+ bytes are no whole number of log entries"):
+            with pytest.raises(CorruptionError, match=r"3\.log: its \d+ bytes are not a whole number of log entries"):
                 read(self.make_log(LocalStore(tmp_path)))
 
     @pytest.mark.parametrize("appends", [True, False])

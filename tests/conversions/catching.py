@@ -1,4 +1,4 @@
-"""Probes that note when Spark's conversion of an output fails and go on, which saves a query for each failure."""
+"""Probes that note when Spark's conversion of an output fails and continue, which saves a query for each failure."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ _HEAD: Final = """# What becomes of Python values
 
 A value that a processor puts into a state or returns is converted to the field's Spark type. A conversion loses
 nothing, or it fails with the state or column, the field, its declared type, and the reason. The call that writes a
-value into a state raises the error, so a processor can catch it and go on. Rows, frames, states and map keys follow the
-same rules; NaN is null in frames, and where a field has no NaN of its own.
+value into a state raises the error, so a processor can catch it and continue. Rows, frames, states and map keys follow
+the same rules; NaN is null in frames, and where a field has no NaN of its own.
 
 This page is printed from what Spark 4.3 and statelog made of {values} values in {types} types, each as a value, a list
 element, a map key, a column of an output row and of an output frame (`tests/conversions`; session and processes in New

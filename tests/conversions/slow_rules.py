@@ -147,7 +147,7 @@ def _elements(value: Any) -> Any:
     if getattr(value, "ndim", 0) == 1:
         return value.tolist()
     if not isinstance(value, (list, tuple, array.array, set, frozenset)) or isinstance(value, Row):
-        raise TypeError("it is no list")
+        raise TypeError("it is not a list")
     return value
 
 
@@ -156,7 +156,7 @@ def _entries(value: Any) -> Any:
         return value.items()
     if type(value) is list and all(type(pair) is tuple and len(pair) == 2 for pair in value):
         return value
-    raise TypeError("it is no dict")
+    raise TypeError("it is not a dict")
 
 
 def _struct(kind: StructType, value: Any, of: Callable[[DataType], Callable[[Any], Any]]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class KillAt(FaultPlan):
 
 
 def leftovers(query: LocalQuery) -> set[str]:
-    """Objects that no checkpoint names and that are no part of the log."""
+    """Objects that no checkpoint names and that are not part of the log."""
     store = LocalStore(query.location)
     history = QueryHistory(query.open_log(store).read())
     start = history.entries[0].log_start

@@ -181,7 +181,7 @@ class Outcome:
     deaths : int
         How many processes were killed by their stores.
     error : str
-        Why it could not go on; empty if it did.
+        Why it could not continue; empty if it did.
     """
 
     output: list[Rows]

@@ -1,4 +1,4 @@
-"""Operators that come to a query, leave it, or get another name: whose state goes on, and whose begins with nothing."""
+"""Operators that come to a query, leave it, or get another name: whose state continues, and whose starts empty."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_added_operator_begins_empty_with_the_first_batch_of_the_start(
 
 @pytest.mark.parametrize("parallelism", [2, 3])
 def test_it_begins_empty_again_when_its_first_batch_is_repeated(query: Query, parallelism: int) -> None:
-    """Under another identity, so that nothing of the first time is taken for its own; the other goes on."""
+    """Under another identity, so that nothing of the first time is taken for its own; the other continues."""
     query.start("a", 0)
     query.write(0, a=1)
     query.start("ab", 1)
@@ -235,7 +235,7 @@ def test_no_way_back_brings_given_up_state_again(query: Query) -> None:
 
 
 def test_the_last_operator_may_be_given_up_too(query: Query) -> None:
-    """The query goes on from its checkpoint, which has no operator any more."""
+    """The query continues from its checkpoint, which has no operator any more."""
     query.start("a", 0)
     query.write(0, a=1)
     query.forget("a")

@@ -1,4 +1,4 @@
-"""Which state a run may go on from: its own, of the same keys, up to the batch before its first."""
+"""Which state a run may continue from: its own, of the same keys, up to the batch before its first."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def of_two(*batches: int) -> QueryHistory:
 
 def test_operators_that_the_checkpoint_before_lacks_begin_their_state() -> None:
     assert admit(of_two(0, 1, 2), [RUN, OTHER], 3, None, "here") == {"op": "op-1", "other": "other-2"}
-    assert admit(of_two(0, 1, 2), [RUN, OTHER], 2, None, "here") == {"op": "op-1"}, "it is repeated, and begins anew"
+    assert admit(of_two(0, 1, 2), [RUN, OTHER], 2, None, "here") == {"op": "op-1"}, "it is repeated, and starts over"
     assert admit(of_two(0, 1, 2), [RUN, OTHER], 0, None, "here") == {}
     assert admit(history(0, 1), [RUN, OTHER], 2, None, "here") == {"op": "op-1"}
 

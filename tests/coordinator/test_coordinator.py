@@ -287,7 +287,7 @@ def test_another_query_is_refused_and_does_not_fence(engine: Engine, tmp_path: P
     with pytest.raises(ConfigurationError, match="belongs to query query, not to query other") as caught:
         other.start(1, 0)
     assert caught.value.kind is ErrorKind.OTHER_OWNER
-    complete(engine, 1, b"goes on")
+    complete(engine, 1, b"continues")
     assert len(checkpoints(engine)) == 2
 
 
@@ -445,7 +445,7 @@ def test_a_revision_in_doubt_is_settled_before_the_next_batch(
 ) -> None:
     """A copy of a task that Spark no longer waits for has another result, and the answer to its revision is lost.
 
-    The run and its restart must go on from the same of the two.
+    The run and its restart must continue from the same of the two.
     """
     stores = iter([FaultStore(LocalStore(tmp_path / "location"), FaultPlan.at(operation, call=call, when="after"))])
     engine = Engine(
@@ -492,7 +492,7 @@ def test_a_copy_of_the_query_does_not_go_on_from_the_other_ones_state(tmp_path: 
         original.start(1, 3)
     assert raised.value.kind == ErrorKind.OTHER_OWNER
     assert LocalStore(copy.location).list() == before, "nothing is claimed"
-    complete(copy, 3, b"goes on")
+    complete(copy, 3, b"continues")
 
 
 def test_a_batch_that_spark_has_forgotten_is_not_compared(engine: Engine) -> None:

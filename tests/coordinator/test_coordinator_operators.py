@@ -859,7 +859,7 @@ def test_a_batch_whose_checkpoint_does_not_stay_is_run_again(tmp_path: Path) -> 
     assert read_history(LocalStore(tmp_path)).latest is None, "nobody reads it any more"
     query.batch(0, b"again")
     assert query.results()[-1] == {uid: [b"again"] for uid in query.uids}
-    assert not {section.identity for section in query.entries[-1].sections} & set(before.values()), "they begin anew"
+    assert not {section.identity for section in query.entries[-1].sections} & set(before.values()), "they start over"
 
 
 # ---- What is told ----

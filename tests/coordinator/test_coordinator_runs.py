@@ -477,7 +477,7 @@ def test_a_run_that_is_over_answers_nobody(runs: Runs, tmp_path: Path, how: str)
     assert begun.permit.epoch == 1
     if how == "fenced":
         newer.batch(0)
-        assert [entry.run_id for entry in newer.entries] == ["run-1"], "the newer one goes on"
+        assert [entry.run_id for entry in newer.entries] == ["run-1"], "the newer one continues"
 
 
 # ---- What an entry becomes of ----

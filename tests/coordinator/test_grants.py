@@ -353,7 +353,7 @@ def test_a_held_checkpoint_stays_until_it_is_let_go(engine: Engine) -> None:
         assert record.base_map is not None
         assert {run.name for base_range in record.base_map.ranges for run in base_range.runs} <= stored
         with engine.coordinator.holding(1) as gone:
-            assert gone is None, "it was not retained any more"
+            assert gone is None, "it was no longer retained"
             batches(engine, 12, 14)
         assert history_of(engine).retained_from == 3
     batches(engine, 14, 15)

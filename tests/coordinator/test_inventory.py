@@ -167,7 +167,7 @@ def test_the_materialized_states_are_repeated_by_the_entry_after_the_one_that_ha
 
 
 def with_waste(root: Path) -> tuple[Inventory, list[Level]]:
-    """A materialized state, one of whose files holds more that is not needed any more than what all others hold."""
+    """A materialized state, one of whose files holds more that is no longer needed than what all others hold."""
     made = opened(root)
     part, rest = run("op-1/runs/1/0/b", 0, 10), run("op-1/runs/1/0/b", 10, 990)
     oldest, newest = level(0, run("op-1/runs/1/0/a")), level(2, run("op-1/runs/1/0/d"))
@@ -180,7 +180,7 @@ def with_waste(root: Path) -> tuple[Inventory, list[Level]]:
 
 
 def test_levels_are_stored_again_from_the_first_one_with_a_wasteful_file_on(tmp_path: Path) -> None:
-    """Also if it shares the level with others: a level is stored as a whole, and later ones go on from it."""
+    """Also if it shares the level with others: a level is stored as a whole, and later ones continue from it."""
     made, [oldest, middle, newest] = with_waste(tmp_path)
     assert made.retention.wasteful
     assert "op-1/runs/1/0/b" in made.retention.wasteful

@@ -446,7 +446,7 @@ def test_starts_count_in_their_batch_and_last_until_the_state_counts() -> None:
     for _ in range(2):  # a repetition
         assert [planned.grant(subtask, 1, 50.0) for subtask in range(4)] == [True, True, None, None]
         assert planned.started == {0, 1}
-    assert planned.grant(0, 2, 57.0) is True, "goes on"
+    assert planned.grant(0, 2, 57.0) is True, "continues"
     assert planned.started == set()
     assert (planned.duration_s(0, 60.0), planned.duration_s(3, 60.0)) == (10.0, 0.0)
     planned.materialized(0, 10, 0, 60.0)

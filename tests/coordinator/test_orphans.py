@@ -110,7 +110,7 @@ def test_what_operators_are_given_to_begin_with_is_no_orphan(tmp_path: Path) -> 
 
 
 def test_what_no_retained_checkpoint_has_of_any_operator_goes(tmp_path: Path) -> None:
-    """Also of an operator that the query does not have any more, and not of what is no operator's."""
+    """Also of an operator that the query does not have any more, and not of what is not an operator's."""
     query = query_of([checkpoint(0, "op-1/changes/1/0/named")])
     gone = ["op-1/changes/1/0/x", "op-2/changes/1/0/x", "other-1/runs/1/0/1-2/x"]
     stay = ["op-1/changes/1/0/named", "log/1.log", "pins/1-a.json", "op-1/changes.old/1/x", "changes/1/0/x"]

@@ -226,7 +226,7 @@ def test_the_driver_adds_up_the_subtasks_of_a_batch(told: Told) -> None:
     assert [(one.batch, one.subtasks, one.read_bytes, one.known_bytes) for one in told.progress] == [
         (0, 1, 1, 10), (0, 2, 3, 20), (0, 2, 5, 20), (1, 1, 4, 10),
     ]  # fmt: skip
-    assert subtasks.latest == Restore(1, (SubtaskRestore(1, 4, 10),), 0.0, None), "a batch begins anew"
+    assert subtasks.latest == Restore(1, (SubtaskRestore(1, 4, 10),), 0.0, None), "a batch starts over"
 
 
 def test_the_rest_of_a_restore_is_estimated(told: Told) -> None:
@@ -247,7 +247,7 @@ def test_the_rest_of_a_restore_is_estimated(told: Told) -> None:
     assert third.left_s == 300 / (150 / 4.0)
     clock.advance(10.0)
     assert subtasks.latest is not None
-    assert subtasks.latest.took_s == 14.0, "it goes on"
+    assert subtasks.latest.took_s == 14.0, "it continues"
     ended = note(0, 400, 400)
     clock.advance(10.0)
     assert subtasks.latest == ended, "it is over"

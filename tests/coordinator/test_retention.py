@@ -122,7 +122,7 @@ def test_a_file_that_is_needed_again_before_it_went_stays() -> None:
 def test_no_more_files_are_emptied_than_are_too_large_together(
     limit: float, waste: dict[str, int], chosen: list[str]
 ) -> None:
-    """Of files of 100 bytes each, of which so many are not needed any more."""
+    """Of files of 100 bytes each, of which so many are no longer needed."""
     retention = Retention(limit)
     held = checkpoint(0, *((f"op-1/runs/{name}", 0, 100 - wasted) for name, wasted in waste.items() if wasted < 100))
     rest = checkpoint(0, *((f"op-1/runs/{name}", 100 - wasted, wasted) for name, wasted in waste.items() if wasted))

@@ -109,6 +109,6 @@ def test_another_kind_of_document_is_refused() -> None:
 
 
 def test_a_whole_document_with_other_fields_is_refused() -> None:
-    with pytest.raises(CorruptionError, match=r"folder/note\.json: it is no note") as refused:
+    with pytest.raises(CorruptionError, match=r"folder/note\.json: it is not a note") as refused:
         opened(seal(LaterNote("text"), "note", 1))
     assert refused.value.kind is ErrorKind.FORMAT

@@ -23,7 +23,7 @@ def test_counts_go_on_after_a_kill(tmp_path: Path) -> None:
     second = run_and_kill(tmp_path, name, batches=1)
 
     begun = min(second)
-    assert 0 < begun <= max(first) + 1, "it goes on where it was"
+    assert 0 < begun <= max(first) + 1, "it continues where it was"
     counts = dict.fromkeys(USERS, 0)
     for batch, rows in sorted((first | second).items()):
         assert first.get(batch, rows) == rows, "a batch that is repeated has the same result"

@@ -1,4 +1,4 @@
-"""The state of Spark's applyInPandasWithState goes on in a query of statelog, as its page says."""
+"""The state of Spark's applyInPandasWithState continues in a query of statelog, as its page says."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LISTS = (DOCS / "index.md", DOCS / "design" / "README.md")
 
 
 def load(name: str) -> ModuleType:
-    """A program of the docs' folder, which is no package."""
+    """A program of the docs' folder, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -225,7 +225,7 @@ def test_a_consumers_pin_is_one_of_changes(log: ShortLog) -> None:
 def refused(log: ShortLog, history: QueryHistory, batch: int = 5, **values: Any) -> None:
     """Checks that no pin holds, and none is left."""
     before = pins(log)
-    with pytest.raises(PinExpiredError, match=f"Checkpoint {batch} of operator '{UID}' is not retained any more"):
+    with pytest.raises(PinExpiredError, match=f"Checkpoint {batch} of operator '{UID}' is no longer retained"):
         hold(log, batch, history=history, **values)
     assert pins(log) == before
 

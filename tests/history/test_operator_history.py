@@ -81,7 +81,7 @@ def test_a_later_entry_replaces_its_batch_and_everything_after() -> None:
 
 
 def test_what_comes_after_a_batch_can_be_taken_back() -> None:
-    """Also all of it; then the state begins anew."""
+    """Also all of it; then the state starts over."""
     history = History([checkpoint(0), replace(checkpoint(1), bases=[base(0)]), *map(checkpoint, (2, 3))])
     assert batches(history.settle(2)) == [0, 1, 2]
     assert batches(history.cut(1)) == [3, 2]

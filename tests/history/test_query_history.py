@@ -112,7 +112,7 @@ class Story:
                 self.claim(ended=[self.rng.choice(list(names.values()))])
 
     def start(self) -> None:
-        """Begin with the next batch, repeat the last one, or begin anew.
+        """Begin with the next batch, repeat the last one, or start over.
 
         The claim takes back what the start repeats; without that, the first entry of the start does.
         """
@@ -329,7 +329,7 @@ def test_a_claim_goes_back_to_a_checkpoint_by_the_id_that_its_revisions_share() 
     assert query.latest == revised
     assert is_on_line(query, one, revised, two) == [False, True, False]
     log.claim(follows=b"nobody's")
-    assert log.query().latest == revised, "it is not there any more, and neither is what came after it"
+    assert log.query().latest == revised, "it is no longer there, and neither is what came after it"
     log.claim(follows=b"")
     assert (log.query().latest, log.query().names, list(log.query().histories)) == (None, {}, [])
 
@@ -388,7 +388,7 @@ def test_what_the_oldest_known_entry_has_replaced_is_known_once_that_is_gone() -
 
 
 def test_what_was_given_up_stays_so_although_the_query_goes_back() -> None:
-    """A later entry has allowed that its files be deleted. A query that begins anew has other files."""
+    """A later entry has allowed that its files be deleted. A query that starts over has other files."""
     log = ShortLog(3)
     target = log.query().entries[2]
     log.retained_from = 2
@@ -514,7 +514,7 @@ def test_the_newest_entry_names_the_parent_on_whichever_line_it_is() -> None:
 
 
 def test_a_query_begins_with_the_batch_that_a_tool_has_named_and_then_with_its_first() -> None:
-    """Its first checkpoint says so, also when it is taken back and the claim is not read any more."""
+    """Its first checkpoint says so, also when it is taken back and the claim is no longer read."""
     log = ShortLog()
     assert log.query().begins_at is None
     log.claim(begins_at=6)

@@ -1,4 +1,4 @@
-"""Starts with other settings: what goes on, what is converted, and what is refused by name."""
+"""Starts with other settings: what continues, what is converted, and what is refused by name."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_sweep_leaves_what_another_attempt_is_writing(tmp_path: Path) -> None:
 def test_a_sweep_removes_the_folder_of_another_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, bool]
 ) -> None:
-    """And neither the job that goes on from batch to batch nor its lock; another task may sweep at the same time."""
+    """And neither the job that continues from batch to batch nor its lock; another task may sweep at the same time."""
     local, local_run = LocalRuns(tmp_path), LocalRun(0, 2, bytes(16), b"1" * 16)
     write_run(local, local_run, encode_run([], compression=None, block_rows=1), "2-token")
     for name in ("job", "rocksdb"):

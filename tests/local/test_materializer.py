@@ -418,7 +418,7 @@ def test_a_merge_keeps_removals_of_what_is_below_it(subtask: Subtask, oldest: in
 
 
 def test_a_failed_merge_of_local_runs_is_begun_again(subtask: Subtask) -> None:
-    """It belongs to no grant, so nobody hears of it: the batch goes on, and what is damaged is fetched."""
+    """It belongs to no grant, so nobody hears of it: the batch continues, and what is damaged is fetched."""
     subtask.batch({1: "a"})
     damaged = subtask.batch({2: "b"})
     path = subtask.local.directory / damaged.file_name

@@ -294,7 +294,7 @@ def test_a_slice_that_is_cut_short_or_gone_is_an_error(tmp_path: Path) -> None:
     data = StoredBytes(store, stored, "a run", TAIL_BYTES)
     store.put("object", bytes(100) + DATA[:1000])
     assert data.slice(990, 10) == DATA[990:1000]
-    with pytest.raises(CorruptionError, match="object: a run at offset 100, .* is damaged or cut short"):
+    with pytest.raises(CorruptionError, match="object: a run at offset 100, .* is damaged or truncated"):
         data.slice(990, 11)
     with pytest.raises(CorruptionError, match="object: a run at offset 100"):
         StoredBytes(store, stored, "a run", TAIL_BYTES)

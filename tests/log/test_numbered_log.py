@@ -285,7 +285,7 @@ def test_a_reader_sees_a_claim_that_is_being_made_before_its_fence_or_after(tmp_
 
 
 def test_a_log_is_read_from_where_its_last_entry_says_on(tmp_path: Path) -> None:
-    """A newer claim is no entry; before the last one of its file others said that more is needed."""
+    """A newer claim is not an entry; before the last one of its file others said that more is needed."""
     log = make_log(LocalStore(tmp_path))
     log.claim(make_claim("a"))
     for batch in range(4):

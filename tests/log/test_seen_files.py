@@ -154,7 +154,7 @@ def test_an_older_copy_in_place_of_a_file_is_read_from_its_start(entries: int, t
 
 
 def test_an_entry_that_was_read_before_a_fence_cut_it_off_does_not_count(tmp_path: Path) -> None:
-    """The writer does not know whether its second append has worked, and goes on in the next file."""
+    """The writer does not know whether its second append has worked, and continues in the next file."""
     store = FaultStore(LocalStore(tmp_path), FaultPlan.at("append", call=2, when="after"))
     writer = NumberedLog(store, PREFIX, ManualClock(), appends=True)
     writer.claim(make_claim("a"))

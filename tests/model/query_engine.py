@@ -233,7 +233,7 @@ class QueryEngine:
         self.die()
 
     def die(self) -> Driver | None:
-        """The driver dies; returns it, as it may be only cut off, and go on."""
+        """The driver dies; returns it, as it may be only cut off, and continue."""
         driver, self.driver = self.driver, None
         self.next_append.cancel()
         self.crash_point.arm(None)

@@ -59,7 +59,7 @@ class Oracle:
         self.states = {of: held for of, held in self.states.items() if of < batch}
 
     def rewind(self, next_batch: int) -> None:
-        """A stopped query has gone back to a batch; operators that it did not have there begin anew."""
+        """A stopped query has gone back to a batch; operators that it did not have there start over."""
         self.forget_from(next_batch)
         known = self.states.get(next_batch - 1, {})
         self.parallelism = {uid: count for uid, count in self.parallelism.items() if uid in known}

@@ -39,7 +39,7 @@ class Death(Exception):
 
 
 class Story:
-    """A query of both operators, which dies and goes on as a seed says."""
+    """A query of both operators, which dies and continues as a seed says."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.random = random.Random(seed)

@@ -215,7 +215,7 @@ def test_keys_that_fire_together_are_bounded_by_the_bytes_of_lists_and_maps(slic
         (lambda self, batch: self.map.put([0], {"k": ["x"]}, {"n": [1]}), "map key of state 'm': column 'k' does not"),
         (lambda self, batch: self.handle.registerTimers([0], [1]), "timeMode is None"),
         (lambda self, batch: 5, "'int' object is not iterable"),
-        (lambda self, batch: [5], "it returned int, which is no pyarrow.RecordBatch"),
+        (lambda self, batch: [5], "it returned int, which is not a pyarrow.RecordBatch"),
         (lambda self, batch: pa.table({"user": ["a"]}), "the output takes the columns user, n, and got user"),
         (lambda self, batch: pa.table({"user": ["a"], "n": ["x"]}), "the output: column 'n' does not fit its type"),
         (lambda self, batch: self.value.get(keys=1), "TypeError"),

@@ -1,4 +1,4 @@
-"""What a processor yields: it is taken as it is at that moment, and given on in chunks while the processor goes on."""
+"""What a processor yields: it is taken as it is at that moment, and passed on in chunks while it continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches: a query that goes on from another's files, while both run, and until it needs none of them any more."""
+"""Branches: a query that continues from another's files, while both run, and until it needs none of them any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fall_back``: a query with damaged state goes on from its newest checkpoint without damage."""
+"""``fall_back``: a query with damaged state continues from its newest checkpoint without damage."""
 
 from __future__ import annotations
 

@@ -89,5 +89,5 @@ NO_LOGS = [b"v1\n{", b"v1\n[]", b"v1\n{}", b"v1\n1", b'v1\n{"batchId":"x"}', b"v
 
 @pytest.mark.parametrize("content", NO_LOGS)
 def test_a_compacted_log_that_is_none_is_damage(content: bytes) -> None:
-    with pytest.raises(CorruptionError, match=r"sources/0/9\.compact: it is no log"):
+    with pytest.raises(CorruptionError, match=r"sources/0/9\.compact: it is not a log"):
         file_log_until(["9.compact"], 5, lambda name: content, "sources/0")

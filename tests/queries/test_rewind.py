@@ -267,7 +267,7 @@ def test_an_operator_that_was_removed_while_a_batch_was_incomplete_does_not_coun
 
 @pytest.mark.parametrize("to", [2, 4, 6])
 def test_no_rewind_brings_an_operator_back(tmp_path: Path, to: int) -> None:
-    """It has ended on every line: it begins anew, whether the checkpoint has it or not."""
+    """It has ended on every line: it starts over, whether the checkpoint has it or not."""
     spark_checkpoint(tmp_path, range(9), range(8))
     operators = Operators(tmp_path)
     operators.run("ab", 0, 4)
@@ -397,7 +397,7 @@ def behind(tmp_path: Path, batch: int, **options: Any) -> Operators:
 
 
 def require_nothing_changed(tmp_path: Path, before: dict[str, str], operators: Operators) -> None:
-    """Neither Spark's files nor the log: the query could go on as it was."""
+    """Neither Spark's files nor the log: the query could continue as it was."""
     assert spark_files(tmp_path) == before
     assert not (tmp_path / "statelog-rewound").exists()
     latest = operators.history.latest

@@ -25,7 +25,7 @@ both = pytest.mark.parametrize("when", ["before", "after"])
 
 
 def require_all(directory: Path) -> None:
-    """Both operators go on, and the keyed one with all its state."""
+    """Both operators continue, and the keyed one with all its state."""
     query, op, words = runner(directory), keyed(), collecting()
     query.start([op.operator, words.operator], 2, BATCH + 1)
     model = expected()

@@ -57,7 +57,7 @@ class Feed:
         self.rows: Rows = []
 
     def restart(self) -> None:
-        """Go on from the same position with another consumer."""
+        """Continue from the same position with another consumer."""
         self.consumer = self._make()
 
     def step(self, max_bytes: int | None = None) -> int:

@@ -107,7 +107,7 @@ class Story:
         self.start(parallelism)
 
     def copied(self, directory: Path, *, open_store: Callable[[str], Store] = LocalStore) -> Story:
-        """The stopped query in another directory, where it goes on from its files; it has not been started."""
+        """The stopped query in another directory, where it continues from its files; it has not been started."""
         shutil.copytree(self.engine.directory, directory)
         story: Story = object.__new__(Story)
         story.__dict__ = self.__dict__ | {"models": list(self.models)}

@@ -1,4 +1,4 @@
-"""``open_state``: a checkpoint that is read again and again while its query goes on."""
+"""``open_state``: a checkpoint that is read again and again while its query continues."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Refused(FaultPlan):
 
 @pytest.mark.parametrize("stop", range(1, 9))
 def test_a_crash_at_any_request_loses_no_point(tmp_path: Path, stop: int) -> None:
-    """The driver stops at its n-th request after a point is due, and another start goes on."""
+    """The driver stops at its n-th request after a point is due, and another start continues."""
     crash = Crash(stop)
     query = story(tmp_path, {4: 400}, open_store=lambda location: FaultStore(LocalStore(location), crash))
     run_batches(query, 5)

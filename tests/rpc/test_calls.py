@@ -94,7 +94,7 @@ def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
         client.call(ack(0))
     with pytest.raises(ProtocolError, match="ZeroDivisionError: a defect"):
         client.call(ack(1))
-    assert client.call(ack(9)) == Acked(), "the connection goes on"
+    assert client.call(ack(9)) == Acked(), "the connection continues"
 
 
 def test_all_calls_of_a_task_go_over_one_connection(server: RpcServer) -> None:
@@ -593,7 +593,7 @@ def test_calls_that_are_too_large_are_not_sent(server: RpcServer, handler: Handl
     with pytest.raises(ProtocolError, match="too large"):
         client.call(ack(9, name="n" * 600), b"")
     assert handler.calls == []
-    assert client.call(ack(9), bytes(1000)) == Acked(), "the connection goes on"
+    assert client.call(ack(9), bytes(1000)) == Acked(), "the connection continues"
 
 
 @pytest.mark.parametrize("sizes", [(1001, 0), (0, 2001), (0xFFFFFFFF, 0), (10, 0xFFFFFFFFFFFFFFFF)])

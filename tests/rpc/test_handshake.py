@@ -476,7 +476,7 @@ def test_who_does_not_take_the_servers_proof_is_not_admitted(caplog: pytest.LogC
         pending.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
         assert read_to_end(pending) == b""
     assert (SendsOnce.sent, admitted) == (2, [])
-    assert caplog.text == "", "it is no failure of the server"
+    assert caplog.text == "", "it is not a failure of the server"
 
 
 def test_nothing_runs_while_a_pending_connection_has_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,5 +178,5 @@ def test_a_run_that_is_longer_than_its_object_takes_no_memory() -> None:
     store.put("op-1/runs/1/0/x", bytes(100))
     memory = RunMemory()
     for length in (1 << 40, (1 << 62) - 1):
-        with pytest.raises(CorruptionError, match="is damaged or cut short"):
+        with pytest.raises(CorruptionError, match="is damaged or truncated"):
             read_run(store, StoredRun("op-1/runs/1/0/x", 0, length, bytes(16), 1, 0, 1), "a run", memory=memory)

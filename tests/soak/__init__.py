@@ -3,7 +3,7 @@
 ``python -m tests.soak`` runs *lives*, one after the other. A life is one query from its first batch to its end, in a
 fresh directory, and everything in it is drawn from its seed: settings, rows, how many actions ask for a batch, on which
 hosts its attempts run, which process is killed when, which call of the store fails, when it stops and starts with other
-settings, when a savepoint is taken or a branch made, and another query goes on from it. A life that fails can be
+settings, when a savepoint is taken or a branch made, and another query continues from it. A life that fails can be
 repeated alone.
 
 There are three lanes. In the *engine* lane everything below Spark is real: driver and workers are processes that talk

@@ -264,7 +264,7 @@ class Cluster:
     # ---- Savepoints and looking ----
 
     def begin_save(self, batch: int, target: str) -> None:
-        """Have the driver write a savepoint while other things go on."""
+        """Have the driver write a savepoint while other things continue."""
         assert self._driver is not None
         self._driver.ask("save", batch, target)
         self._is_saving = True
@@ -275,7 +275,7 @@ class Cluster:
         return self._answer_of_driver()
 
     def begin_outside(self, method: str, *arguments: Any) -> None:
-        """Have a process outside of the query do something while other things go on."""
+        """Have a process outside of the query do something while other things continue."""
         if self._outside is None:
             self._outside = Remote(partial(Tool, self._subject))
         self._outside.ask(method, *arguments)

@@ -337,7 +337,7 @@ class Life:
     # ---- Savepoints and branches ----
 
     def _go_on_from_savepoint(self, rng: Random) -> None:
-        """Save, stop, and have another query go on from the savepoint in another location."""
+        """Save, stop, and have another query continue from the savepoint in another location."""
         if self._cluster.run is None:
             return
         target = str(self.directory / f"savepoint-{self._savepoints}")
@@ -359,9 +359,9 @@ class Life:
         self._counts["restores"] += 1
 
     def _branch(self, rng: Random) -> None:
-        """Make a branch, and go on with it at once; or with its parent, and with the branch later."""
+        """Make a branch, and continue with it at once; or with its parent, and with the branch later."""
         if self._standing:
-            self._note("the branch that stood still goes on")
+            self._note("the branch that stood still continues")
             self._stop(rng)
             run, self._batch, self._model, self._times = self._standing
             self._standing = None
@@ -393,10 +393,10 @@ class Life:
                 begin(dies_after_s)
                 return
             except Died:
-                self._note("  the process was killed, and begins anew")
+                self._note("  the process was killed, and starts over")
 
     def _go_over(self, run: Run) -> None:
-        """Go on with another query, which may need the files of this one."""
+        """Continue with another query, which may need the files of this one."""
         self._left.append(self.directory / self._run.location)
         self._run = run
         self._guaranteed = 1
@@ -419,7 +419,7 @@ class Life:
         return stored
 
     def _require_progress(self) -> None:
-        """In a calm run materialization goes on, and stored files are used."""
+        """In a calm run materialization continues, and stored files are used."""
         stored = self._look()
         limit = _LEFT_PER_SUBTASK * self._run.parallelism
         left = [name for name in stored.unreferenced if "/initial/" not in name]

@@ -76,7 +76,7 @@ class Mood:
     unrest : float
         Share of the batches after which the run ends, in good order or not.
     is_slow : bool
-        Whether maintenance is over after a few steps, and goes on after the next batch.
+        Whether maintenance is over after a few steps, and continues after the next batch.
     """
 
     is_calm: bool = False

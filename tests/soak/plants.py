@@ -97,7 +97,7 @@ def ignored_pins() -> AbstractContextManager[object]:
 
 
 def not_fenced() -> AbstractContextManager[object]:
-    """A driver goes on, and deletes, although a newer start has claimed its log."""
+    """A driver continues, and deletes, although a newer start has claimed its log."""
     planted = ExitStack()
     planted.enter_context(appends_ignore(FencedError))
     planted.enter_context(patch.object(NumberedLog, "require_ownership", lambda _: None))

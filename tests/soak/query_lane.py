@@ -58,7 +58,7 @@ class QueryFailed(Exception):
 
 @dataclass
 class Former:
-    """A driver that is cut off from Spark's checkpoint and does not know it, with its workers: it goes on."""
+    """A driver that is cut off from Spark's checkpoint and does not know it, with its workers: it continues."""
 
     run: QueryRun
     query: QueryModel
@@ -181,14 +181,14 @@ class QueryLife:
             self._end_former(self._former.pop(), in_order=False)
 
     def _cut_off(self, batch: int, job: Job | None = None, busy: Mapping[Remote, Task] | None = None) -> None:
-        """Spark loses the driver and its workers, which go on: a newer start takes over beside them."""
+        """Spark loses the driver and its workers, which continue: a newer start takes over beside them."""
         if self._driver is None or self._run is None:
             return
         workers = {worker: (busy or {}).get(worker) for worker in self._workers.values()}
         self._former.append(Former(self._run, self._query, self._port, self._driver, workers, batch, job))
         self._driver, self._run = None, None
         self._workers.clear()
-        self.moves.append("the driver is cut off, and goes on")
+        self.moves.append("the driver is cut off, and continues")
         self._counts["drivers cut off"] += 1
         if len(self._former) > _MOST_FORMER:
             self._end_former(self._former.pop(0), in_order=True)
@@ -215,7 +215,7 @@ class QueryLife:
     # ---- Those that were superseded ----
 
     def _have_former_act(self, rng: Random) -> None:
-        """A start that was cut off goes on with its batch, and with the next ones, as if it were alone."""
+        """A start that was cut off continues with its batch, and with the next ones, as if it were alone."""
         for former in self._former:
             if former.query is not self._query or rng.random() < 0.5:
                 continue
@@ -423,7 +423,7 @@ class QueryLife:
         self._counts["rewinds"] += 1
 
     def _leave_incomplete(self, rng: Random) -> None:
-        """Spark commits a batch in which an operator has not run; the query does not go on until it is set back."""
+        """Spark commits a batch in which an operator has not run; the query does not continue until it is set back."""
         uid = rng.choice(self._graph.uids)
         if self._run is None or len(self._graph.needed([uid])) == len(self._graph.uids):
             return
@@ -465,7 +465,7 @@ class QueryLife:
     # ---- Several queries ----
 
     def _branch(self, rng: Random) -> None:
-        """Make a branch, and go on with it at once or later."""
+        """Make a branch, and continue with it at once or later."""
         if len(self._others) + 1 >= _MOST_QUERIES:
             return
         self._branches += 1
@@ -478,13 +478,13 @@ class QueryLife:
                 self._go_over(rng)
 
     def _go_over(self, rng: Random) -> None:
-        """Go on with another query, and drop this one if it is a branch without branches."""
+        """Continue with another query, and drop this one if it is a branch without branches."""
         if not self._others:
             return
         self._stop(rng)
         self._lose()
         left, self._query = self._query, self._others.pop()
-        self.moves.append(f"go on with {self._query.notes.folder.parent.name}")
+        self.moves.append(f"continue with {self._query.notes.folder.parent.name}")
         needed = any(other.parent is left for other in (self._query, *self._others))
         if left.parent is None or needed or rng.random() < 0.5:
             self._others.insert(0, left)
@@ -515,7 +515,7 @@ class QueryLife:
             self._outsiders.read(self._query, first, newest)
 
     def _end(self) -> None:
-        """Go on without local files, and read everything, pins too; other queries can be started as well."""
+        """Continue without local files, and read everything, pins too; other queries can be started as well."""
         for query in [self._query, *self._others]:
             self._lose()
             self._query = query

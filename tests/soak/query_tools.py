@@ -42,7 +42,7 @@ class QueryTool:
     """Works on a query from outside."""
 
     def read(self, location: str, uid: str, at: int | str) -> State | None:
-        """The state of an operator in a checkpoint, or in a pinned one; None if it is not there any more."""
+        """The state of an operator in a checkpoint, or in a pinned one; None if it is no longer there."""
         try:
             return operator_of(uid).stored(location, at)
         except (PinExpiredError, StateMissingError):
@@ -163,7 +163,7 @@ class QueryModel:
 
     def go_back(self, to: int) -> None:
         """Forget the batches after one."""
-        # Consumers of these batches have to begin anew.
+        # Consumers of these batches have to start over.
         self.replaced |= {uid for uid, position in self.followed.items() if position.batch > to}
         self.retained -= max(self.states) - to
         self.states = {of: states for of, states in self.states.items() if of <= to}
@@ -248,7 +248,7 @@ class Outsiders:
                     self._counts["kills of tools"] += 1
                 return tool.answer()
             except Died:
-                self._note(f"  the process that was to {method} was killed, and begins anew")
+                self._note(f"  the process that was to {method} was killed, and starts over")
             finally:
                 tool.end()
 
@@ -311,7 +311,7 @@ class Outsiders:
             query.replaced.discard(uid)
             return
         if uid in query.replaced:
-            raise Difference(f"a consumer of {uid} goes on from a batch that was taken back: {found}")
+            raise Difference(f"a consumer of {uid} continues from a batch that was taken back: {found}")
         end, changes = found
         query.followed[uid] = end
         if since is None:

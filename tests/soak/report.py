@@ -19,7 +19,7 @@ class Difference(Exception):
 
 
 def live_on(go_on: Callable[[], bool], where: Callable[[], str], close: Callable[[], None]) -> None:
-    """Go on with a life until that returns False, then close its processes.
+    """Continue with a life until that returns False, then close its processes.
 
     Raises
     ------

@@ -337,7 +337,7 @@ class Driver:
         self._clock.advance(self._start_s + now_s - self._clock.now_s())
 
     def save(self, batch: int, target: str) -> SavedOperator | None:
-        """Write a savepoint; None if the checkpoint is not retained any more."""
+        """Write a savepoint; None if the checkpoint is no longer retained."""
         query = self._query
         with query.coordinator.holding(batch) as history:
             if history is None:
@@ -463,7 +463,7 @@ class Tool:
         )
 
     def read(self, run: Run, batch: int) -> dict[Key, dict[str, Any]] | None:
-        """The state of each key in a checkpoint; None if it is not retained any more."""
+        """The state of each key in a checkpoint; None if it is no longer retained."""
         self._query.take_over(run)
         try:
             return stored_state(self._query.location, batch)

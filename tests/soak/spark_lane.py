@@ -148,7 +148,7 @@ class SparkLife:
         self._compared = len(self._job.results())
 
     def _go_on_from_savepoint(self) -> None:
-        """Save the query that is stopped, and have another one go on from that in its place."""
+        """Save the query that is stopped, and have another one continue from that in its place."""
         checkpoint = self._job.checkpoint
         if not list(checkpoint.glob("commits/[0-9]*")):
             return

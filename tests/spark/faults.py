@@ -76,7 +76,7 @@ class StallAt(Observer):
     def step(self, step: Step, batch: int, subtask: int) -> None:
         if step == self.at and batch == self.batch:
             Path(self.stalled).touch()
-            wait_until(Path(self.go_on).exists, "the sign to go on")
+            wait_until(Path(self.go_on).exists, "the sign to continue")
 
 
 def wait_until(is_done: Callable[[], bool], what: str, timeout_s: float = 200) -> None:

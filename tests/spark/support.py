@@ -1,4 +1,4 @@
-"""What the Spark tests share: input, the processors, the plain-Python answer, and jobs that run, die and go on.
+"""What the Spark tests share: input, the processors, the plain-Python answer, and jobs that run, die and continue.
 
 A story is: make a :class:`Job`, add input, run it, do harm, run it again, and compare what the sink got for
 every batch with :func:`ledger_model`, which knows neither Spark nor statelog.

@@ -264,7 +264,7 @@ def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Pat
         by_user.agg(total, ttl="1 month")
     with pytest.raises(ConfigurationError, match="at least one aggregate"):
         by_user.agg()
-    with pytest.raises(ConfigurationError, match="by is 'user', which is no column of the input besides"):
+    with pytest.raises(ConfigurationError, match="by is 'user', which is not a column of the input besides"):
         by_user.latest("user")
     with pytest.raises(ConfigurationError, match="n is 0"):
         by_user.top(0, "n")

@@ -1,4 +1,4 @@
-"""The checkpoint page of a running query: the durations that the driver has measured, and a restore as it goes on."""
+"""The checkpoint page of a running query: the durations that the driver has measured, and a restore as it continues."""
 
 from __future__ import annotations
 

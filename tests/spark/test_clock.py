@@ -148,7 +148,7 @@ def run(job: Job, df: DataFrame) -> StreamingQuery:
 
 
 def offsets(job: Job) -> list[tuple[int, list[Any]]]:
-    """Watermark, in seconds, and sources' offsets of every batch; -1 is no watermark."""
+    """Watermark, in seconds, and sources' offsets of every batch; -1 is not a watermark."""
     found = []
     for path in sorted((job.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
         _, times, *sources = path.read_text().splitlines()
@@ -495,7 +495,7 @@ def batch_files(job: Job) -> list[Path]:
 def test_heartbeat_may_come_and_go(
     spark: SparkSession, tmp_path: Path, configured: Callable[[str, str], None], version: str
 ) -> None:
-    """Whether the last batch was finished or not; the other source goes on where it was."""
+    """Whether the last batch was finished or not; the other source continues where it was."""
     configured("spark.sql.streaming.offsetLog.formatVersion", version)
     job = Job(tmp_path).add(events({"a": 1}))
 

@@ -87,7 +87,7 @@ def fenced(job: Job, spark: SparkSession) -> StreamingQuery:
             "ProcessorError",
             ErrorKind.PROCESSOR_FAILED,
             "ZeroDivisionError: an account without orders",
-            "start the query again when the code is mended",
+            "start the query again when the code is fixed",
         ),
         (lost, "StateMissingError", ErrorKind.CHECKPOINT_MISSING, "there is no checkpoint", "start with a new"),
         (fenced, "FencedError", ErrorKind.NEWER_EPOCH, "another run", "only one run"),

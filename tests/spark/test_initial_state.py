@@ -61,7 +61,7 @@ def test_a_query_that_may_not_use_the_location_leaves_the_initial_state_there_al
 
 
 class Shown(Total):
-    """The same with keys that are no strings."""
+    """The same with keys that are not strings."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         return (Row(k=str(row.k), total=row.total) for row in super().handleInputRows(key, rows, timerValues))

@@ -135,7 +135,7 @@ def test_a_last_batch_that_was_not_read_is_told_at_the_end_and_stops_the_next_st
     assert "checkpoint 2 does not exist" in error.message
     assert what in error.message
     assert "statelog.rewind(checkpointLocation)" in error.hint
-    wait_until(lambda: "has ended, and cannot go on" in caplog.text, "the driver's log", 10)
+    wait_until(lambda: "has ended, and cannot continue" in caplog.text, "the driver's log", 10)
     assert str(error) in caplog.text
 
     job.add(make_orders(1, seed=24))

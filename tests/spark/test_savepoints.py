@@ -99,7 +99,7 @@ def test_a_stopped_query_is_saved_and_gone_on_from_with_another_parallelism(
     job.run(job.ledger(spark, 3))
     answers = ledger_model(orders)
     assert other.results() == {batch: answers[batch] for batch in range(5, 9)}
-    assert job.results() == answers, "the query goes on as if nothing had been"
+    assert job.results() == answers, "the query continues as if nothing had been"
     assert _files(target) == before, "a restore changes nothing of a savepoint"
     again = tmp_path / "again"
     assert statelog.savepoint(other.checkpoint, again).batch == 8

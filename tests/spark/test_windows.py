@@ -299,7 +299,7 @@ def test_mistakes_are_told_before_the_query_starts(spark: SparkSession, tmp_path
         (lambda: marked.window(statelog.CountWindows(1), "EventTime"), "nothing to do with time"),
         (
             lambda: statelog.key_by(stream, "user", watermark=statelog.Watermark("at")).window(minute),
-            "'at', which is no timestamp column",
+            "'at', which is not a timestamp column",
         ),
         (lambda: marked.window(minute).reduce(max, "n lnog"), "value_schema 'n lnog' cannot be parsed"),
         (

@@ -105,7 +105,7 @@ def test_a_folder_that_is_removed_while_it_is_looked_at(tmp_path: Path, monkeypa
 def test_a_folder_that_is_removed_and_made_again_while_it_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was there, then not, and is there again: two looks that disagree are no failure."""
+    """It was there, then not, and is there again: two looks that disagree are not a failure."""
     folder = str(tmp_path / "a")
     made: list[str] = []
     mkdir = Path.mkdir

@@ -1,4 +1,4 @@
-"""The RocksDB table beside the local runs: what it goes on from, when it is made anew, what it gets rid of."""
+"""The RocksDB table beside the local runs: what it continues from, when it is made anew, what it gets rid of."""
 
 from __future__ import annotations
 

@@ -516,7 +516,7 @@ def test_looking_for_what_is_not_there_is_refused() -> None:
             harness.value("sum", ("a", "b"))
         with pytest.raises(ConfigurationError, match="no batch to repeat"):
             harness.repeatBatch()
-        with pytest.raises(ConfigurationError, match="'acking-ish' is no step"):
+        with pytest.raises(ConfigurationError, match="'acking-ish' is not a step"):
             harness.crash("acking-ish")  # type: ignore[arg-type]  # misuse
         with pytest.raises(ConfigurationError, match="operator is keyed"):
             harness.operatorState("sum")

@@ -466,8 +466,8 @@ class NoMerge(statelog.AggregateFunction[Any, Any]):
     ("act", "message"),
     [
         (lambda: definition("10 seconds"), "window takes one of TumblingWindows, SlidingWindows"),
-        (lambda: definition(time_column="n"), "'n', which is no timestamp column.*n bigint"),
-        (lambda: definition(time_column="nothing"), "'nothing', which is no timestamp column"),
+        (lambda: definition(time_column="n"), "'n', which is not a timestamp column.*n bigint"),
+        (lambda: definition(time_column="nothing"), "'nothing', which is not a timestamp column"),
         (
             lambda: definition(time_mode=TimeMode.PROCESSING_TIME, time_column=None, late_column="late"),
             "in event time only",
@@ -480,7 +480,7 @@ class NoMerge(statelog.AggregateFunction[Any, Any]):
         (lambda: definition().aggregated([statelog.Sum("n"), statelog.Sum("n")]), r"named 'sum\(n\)'.*alias"),
         (lambda: definition().aggregated([statelog.Sum("n").alias("window_end")]), "columns.*named 'window_end'"),
         (lambda: definition(late_column="user").aggregated([statelog.Count()]), "columns.*named 'user'"),
-        (lambda: definition().reduced(lambda a, b: a, "x long", None), "'x', which is no column"),
+        (lambda: definition().reduced(lambda a, b: a, "x long", None), "'x', which is not a column"),
         (lambda: definition().reduced("max", "n long", None), "reduce takes functions"),  # type: ignore[arg-type]  # misuse
         (lambda: definition().reduced(max, "n lnog", None), "value_schema 'n lnog' cannot be parsed"),
         (lambda: definition(statelog.SessionWindows(1)).folded(NoMerge(), "n long", "n long"), "has no merge"),

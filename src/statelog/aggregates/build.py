@@ -50,7 +50,7 @@ class KeyedDefinition:
 
     @property
     def others(self) -> list[int]:
-        """The columns that are no grouping columns."""
+        """The columns that are not grouping columns."""
         return [index for index in range(len(self.schema)) if index not in self.keys]
 
     @property
@@ -175,7 +175,7 @@ def _ordering_column(definition: KeyedDefinition, method: str, by: str) -> int:
     place = column_place(by, others, is_case_sensitive=definition.is_case_sensitive)
     if place is None:
         raise ConfigurationError(
-            f"{method}: by is {by!r}, which is no column of the input besides the grouping columns.",
+            f"{method}: by is {by!r}, which is not a column of the input besides the grouping columns.",
             hint=f"These columns are {', '.join(others) or 'none'}.",
         )
     require_comparable(definition.schema[others[place]].dataType, f"{method}(by={by!r})")

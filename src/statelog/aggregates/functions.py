@@ -93,7 +93,7 @@ class Aggregate(ABC):
     def alias(self, name: str) -> Self:
         """The same aggregate with another name for its output column."""
         if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"{type(self).__name__}.alias: {name!r} is no name of a column.")
+            raise ConfigurationError(f"{type(self).__name__}.alias: {name!r} is not a column name.")
         return replace(self, name=name)
 
     @property
@@ -153,7 +153,7 @@ class Aggregate(ABC):
             If it has none: Count, Sum, Min, Max and Mean have.
         """
         raise ConfigurationError(
-            f"{self} is no function of a state.", hint="Count, Sum, Min, Max and Mean are, or write a function."
+            f"{self} is not a function of a state.", hint="Count, Sum, Min, Max and Mean are, or write a function."
         )
 
     def _require(self, kind: DataType | None, kinds: tuple[type[DataType], ...], expected: str) -> DataType:
@@ -212,7 +212,7 @@ class Mean(Aggregate):
 
     def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
         if pa.types.is_decimal(kind):
-            raise ConfigurationError(f"{self} of decimals is no function of a state.", hint="Add doubles.")
+            raise ConfigurationError(f"{self} of decimals is not a function of a state.", hint="Add doubles.")
         return MeanFunction()
 
 

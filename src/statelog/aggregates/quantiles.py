@@ -63,7 +63,7 @@ class Summary:
         width = body[0] if body else 0
         if width not in _WIDTHS or len(body) == 1 or (len(body) - 1) % (_VALUE.itemsize + 2 * width):
             raise CorruptionError(
-                f"The stored state of {_SUBJECT} has {len(body)} bytes that are no summary of values.",
+                f"The stored state of {_SUBJECT} has {len(body)} bytes that are not a summary of values.",
                 kind=ErrorKind.FORMAT,
                 hint="Did a newer statelog write it? Use that version, or one that is newer still.",
             )

@@ -142,7 +142,7 @@ class ArrowValueState:
         ------
         ProcessorError
             If columns or fields of structs are missing or unknown, columns have another length or do not fit their
-            types, or a position is no integer or not that of a key.
+            types, or a position is not an integer or not that of a key.
         """
         subject = f"state '{self._name}'"
         positions = None if keys is None else _positions(keys, self._state.key_count, subject)
@@ -318,7 +318,7 @@ class ArrowCalls:
         for part in parts:
             if not isinstance(part, pa.RecordBatch | pa.Table):
                 raise ProcessorError(
-                    f"it returned {type(part).__name__}, which is no pyarrow.RecordBatch or pyarrow.Table.",
+                    f"it returned {type(part).__name__}, which is not a pyarrow.RecordBatch or pyarrow.Table.",
                     kind=ErrorKind.OUTPUT_MISMATCH,
                     hint="Return one of them, an iterable of them, or None.",
                 )
@@ -447,7 +447,7 @@ def _integers(given: Any, subject: str, hint: str) -> npt.NDArray[np.integer[Any
     try:
         array = np.array(given)
     except MISFITS as error:
-        raise ProcessorError(f"{subject} are no array: {error}.", kind=ErrorKind.STATE_USAGE, hint=hint) from error
+        raise ProcessorError(f"{subject} are not an array: {error}.", kind=ErrorKind.STATE_USAGE, hint=hint) from error
     if array.ndim == 1 and not len(array) and array.dtype != np.bool_:
         return array.astype(np.int64)
     if array.dtype == np.bool_:

@@ -282,7 +282,7 @@ def parse_type_json(text: str, subject: str) -> StructType:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StatelogError) as error:
         raise _unknown(subject, f"{type(error).__name__}: {error}") from None
     if not isinstance(kind, StructType):
-        raise _unknown(subject, "it is no struct")
+        raise _unknown(subject, "it is not a struct")
     return kind
 
 
@@ -293,7 +293,7 @@ def _type(value: Any, path: str, collations: Mapping[str, str]) -> DataType:
             return StringType(collations[path])
         kind = parse_ddl(value)
         if isinstance(kind, (ArrayType, MapType, StructType)):
-            raise ValueError(f"{value!r:.80} is no name of a type")
+            raise ValueError(f"{value!r:.80} is not a type name")
         return kind
     match value["type"]:
         case "struct":
@@ -308,7 +308,7 @@ def _type(value: Any, path: str, collations: Mapping[str, str]) -> DataType:
         case "udt":
             raise ValueError("a user-defined type is code, which is not taken from a store")
         case other:
-            raise ValueError(f"{other!r:.80} is no type")
+            raise ValueError(f"{other!r:.80} is not a type")
 
 
 def _field(value: Any) -> StructField:
@@ -317,7 +317,7 @@ def _field(value: Any) -> StructField:
     collations = {path: str(name).partition(".")[2] for path, name in dict(metadata.pop(_COLLATIONS, {})).items()}
     name = value["name"]
     if not isinstance(name, str):
-        raise TypeError(f"{name!r:.80} is no name of a field")
+        raise TypeError(f"{name!r:.80} is not a field name")
     return StructField(name, _type(value["type"], name, collations), _flag(value.get("nullable", True)), metadata)
 
 

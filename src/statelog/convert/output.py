@@ -112,7 +112,7 @@ class RowOutput:
         returned = f"{owner} returned {shown_value(row)}, which"
         if not isinstance(row, tuple):
             error = ProcessorError if _is_whole(row) else NoRow
-            return error(f"{returned} is no row.", kind=ErrorKind.OUTPUT_MISMATCH, hint=_way_to_a_row(row, names))
+            return error(f"{returned} is not a row.", kind=ErrorKind.OUTPUT_MISMATCH, hint=_way_to_a_row(row, names))
         own: Sequence[str] = getattr(row, "__fields__", ())
         if len(own) == len(row) > 0:
             return ProcessorError(

@@ -268,7 +268,7 @@ def _text(value: Any) -> str:
     """Numbers and booleans as Spark writes them; other objects are refused, where Spark stores their JVM names."""
     if isinstance(value, str):
         if not is_text(value):
-            raise ValueError("half of a surrogate pair is no character")
+            raise ValueError("half of a surrogate pair is not a character")
         return str(value)
     if isinstance(value, (bool, np.bool_)):
         return "true" if value else "false"
@@ -278,7 +278,7 @@ def _text(value: Any) -> str:
         return _float_text(float(value))
     if isinstance(value, (bytes, bytearray)):
         return value.decode()
-    raise TypeError("it is no text")
+    raise TypeError("it is not text")
 
 
 def _float_text(value: float) -> str:
@@ -395,7 +395,7 @@ def _as_list(value: Any) -> Any:
     if getattr(value, "ndim", 0) == 1:
         return value.tolist()  # NumPy's arrays and pandas' series
     if not isinstance(value, (list, tuple, array.array, set, frozenset)) or isinstance(value, Row):
-        raise TypeError("it is no list")
+        raise TypeError("it is not a list")
     return value
 
 
@@ -419,7 +419,7 @@ def _entries(of_key: Convert, of_value: Convert) -> Convert:
         elif type(value) is list and all(type(pair) is tuple and len(pair) == 2 for pair in value):
             pairs = value
         else:
-            raise TypeError("it is no dict")
+            raise TypeError("it is not a dict")
         converted = {of_key(key): of_value(item) for key, item in pairs}
         if None in converted:
             raise ValueError("a key of it is null")

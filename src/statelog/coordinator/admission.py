@@ -120,7 +120,7 @@ def require_none_removed(names: Collection[str], roster: Collection[str], batch:
         raise ConfigurationError(
             f"{name}: at batch {batch} the query also has an operator '{uid}', which this start lacks.",
             kind=ErrorKind.OPERATOR_REMOVED,
-            hint=f"Was the uid changed? Use '{uid}', or statelog.rename. To go on without the operator,"
+            hint=f"Was the uid changed? Use '{uid}', or statelog.rename. To continue without the operator,"
             f" stop the query and give its state up: statelog.forget(checkpointLocation, '{uid}').",
         )
 
@@ -130,7 +130,7 @@ def _of_a_copy(before: QueryCheckpoint, time_before_ms: int, name: str) -> Confi
         f"{name}: checkpoint {before.batch} is that of a batch at {_moment(before.batch_time_ms)}, but batch"
         f" {before.batch} in Spark's checkpoint was at {_moment(time_before_ms)}: another copy of the query wrote it.",
         kind=ErrorKind.OTHER_OWNER,
-        hint="Was the checkpointLocation copied? Go on with the other copy, or give this one a location of its own with"
+        hint="Was the checkpointLocation copied? Continue with the other copy, or give this one its own location, with"
         " a copy of the state that is as old as Spark's checkpoint. statelog.savepoint and restore make an independent"
         " copy of a query.",
     )

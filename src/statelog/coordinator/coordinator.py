@@ -214,9 +214,9 @@ class Coordinator:
         made: str | None,
         given: Mapping[int, Sequence[StoredRun]],
     ) -> ActiveOperator:
-        """An operator that goes on with the state of identity `known`; if that is None, it begins with the first batch.
+        """An operator that continues with the state of identity `known`; if that is None, it starts empty.
 
-        It then begins anew whenever that batch is repeated: as identity `made` if there is one, and with the
+        It then starts over whenever that batch is repeated: as identity `made` if there is one, and with the
         materialized state `given` by subtask.
         """
         identity = known or made or new_identity(config.uid, self._new_token())

@@ -231,7 +231,7 @@ class Retention:
 
 
 class _ParentObjects:
-    """The parent's objects that a branch still needs; none for a query that is no branch.
+    """The parent's objects that a branch still needs; none for a query that is not a branch.
 
     Entries name the parent while one of its objects is needed. The pin at the parent goes once an entry without the
     name is durable.

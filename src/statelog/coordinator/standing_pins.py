@@ -61,7 +61,7 @@ class RetainedPoints:
         return list(self._pending)
 
     def open(self, query: QueryHistory, first_batch: int) -> None:
-        """Go on with the pins of earlier starts, and with the retained checkpoints before the first batch.
+        """Continue with the pins of earlier starts, and with the retained checkpoints before the first batch.
 
         Raises StorageError if the pins cannot be listed.
         """
@@ -115,7 +115,7 @@ class RetainedPoints:
                 )
             except PinExpiredError:
                 # A newer start owns the location, and has given the checkpoint up or made another one.
-                _log.info("%s: checkpoint %d is not retained any more, so it is not pinned", self._name, batch)
+                _log.info("%s: checkpoint %d is no longer retained, so it is not pinned", self._name, batch)
             except Exception as error:
                 level = logging.DEBUG if batch in self._refused else logging.WARNING
                 _log.log(level, "%s: checkpoint %d cannot be pinned yet: %s", self._name, batch, error)

@@ -165,7 +165,7 @@ class Totals:
         self._lock = threading.Lock()
 
     def begin(self, query_id: str, uid: str) -> OperatorTotals:
-        """An operator starts; its numbers begin anew."""
+        """An operator starts; its numbers start over."""
         totals = OperatorTotals(query_id, uid)
         with self._lock:
             self._operators[query_id, uid] = totals

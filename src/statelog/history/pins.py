@@ -42,7 +42,7 @@ class Hold(msgspec.Struct, frozen=True, tag="hold"):
 
 
 class Branch(msgspec.Struct, frozen=True, tag="branch"):
-    """For a branch that goes on from the checkpoint."""
+    """For a branch that continues from the checkpoint."""
 
     location: str
     """Of the branch's state; absolute."""
@@ -257,7 +257,7 @@ class HeldPin:
 
     `lasts_s` is None for a pin that does not expire. With `is_shared` others may rely on it too.
 
-    Making one raises PinExpiredError if what it names is not retained any more, and StorageError if the store takes no
+    Making one raises PinExpiredError if what it names is no longer retained, and StorageError if the store takes no
     pin, such as for want of the right to write.
     """
 
@@ -363,7 +363,7 @@ def is_retained(store: Store, needed: Footprint) -> bool:
 def gone(needed: Footprint) -> PinExpiredError:
     """The error of a checkpoint whose files may be gone."""
     return PinExpiredError(
-        f"Checkpoint {needed.batch} of {_names(needed)} is not retained any more.",
+        f"Checkpoint {needed.batch} of {_names(needed)} is no longer retained.",
         hint="Read a newer one, or retain more: Options(retained_checkpoints=...).",
     )
 

@@ -77,7 +77,7 @@ class Line:
         self.cuts = [cut for cut in self.cuts if before < cut.place]
 
     def at(self, batch: int) -> QueryCheckpoint | None:
-        """The entry of a batch; None if there is none, or it is not known any more."""
+        """The entry of a batch; None if there is none, or it is no longer known."""
         place = bisect_left(self.entries, batch, key=attrgetter("batch"))
         found = self.entries[place] if place < len(self.entries) else None
         return found if found is not None and found.batch == batch else None

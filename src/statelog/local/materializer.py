@@ -117,7 +117,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
         names = {*self.merging.inputs, self.target} - {""}
         is_over = self.is_done and bool(self.grant)
         if any(LocalRun.parse(one) is None for one in names) or (is_over and not self.levels):
-            raise CorruptionError(f"{name}: it is no job of these local runs.", kind=ErrorKind.FORMAT)
+            raise CorruptionError(f"{name}: it is not a job of these local runs.", kind=ErrorKind.FORMAT)
 
 
 @dataclass(kw_only=True)
@@ -134,7 +134,7 @@ class Materializer:
     garbage: Garbage
     """Jobs that begin now leave it out."""
     max_space_amplification: float
-    """A state with more rows than so many times those that are no garbage is materialized as a whole."""
+    """A state with more rows than so many times those that are not garbage is materialized as a whole."""
     open_store: Callable[[], Store]
     monotonic_s: Callable[[], float]
     token: str

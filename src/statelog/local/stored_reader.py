@@ -197,6 +197,6 @@ def _named(stored: SegmentRef | StoredRun, what: str) -> Iterator[None]:
 
 def _damaged(stored: SegmentRef | StoredRun, what: str) -> CorruptionError:
     return CorruptionError(
-        f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is damaged or cut short.",
+        f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is damaged or truncated.",
         hint=_RESTORE_HINT,
     )

@@ -59,7 +59,7 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """The query from whose objects a branch goes on."""
+    """The query from whose objects a branch continues."""
 
     location: str
     """Of the parent's state; absolute."""
@@ -397,7 +397,7 @@ def _require_sound(entry: QueryCheckpoint, name: str, offset: int) -> None:
     names.discard("")  # inside the entry
     require_objects(names, where)
     if entry.parent is not None and not is_pin(entry.parent.pin):
-        raise _unknown_form(name, offset, f"{entry.parent.pin!r:.200} is no name of a pin")
+        raise _unknown_form(name, offset, f"{entry.parent.pin!r:.200} is not a pin name")
 
 
 def _unknown_form(name: str, offset: int, reason: str) -> CorruptionError:
@@ -436,7 +436,7 @@ class FrameReader:
     def frame_at(self, offset: int, size_bytes: int) -> Frame | None:
         """Read the frame at `offset`; None if there is no complete frame before byte `size_bytes`.
 
-        It is incomplete if it is cut short, or if only zero bytes follow, which a crash of the machine may leave of a
+        It is incomplete if it is truncated, or if only zero bytes follow, which a crash of the machine may leave of a
         write. Raises CorruptionError if the frame's header or index is damaged.
         """
         if offset + FRAME_HEADER_BYTES > size_bytes:

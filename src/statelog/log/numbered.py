@@ -362,7 +362,7 @@ class NumberedLog:
                 break
             if number not in files:
                 raise CorruptionError(
-                    f"{self._store!r}: the log {self._prefix} has files up to {newest}, but not {number}.",
+                    f"{self._store}: the log {self._prefix} has files up to {newest}, but not {number}.",
                     hint="Restore the missing file from a copy; without it the log would lose checkpoints.",
                 )
             name = base_name(number)
@@ -414,7 +414,7 @@ class NumberedLog:
         if fenced_end is not None and end != fenced_end:
             raise damaged_log(name, f"the log has valid entries up to offset {end}, but had them up to {fenced_end}")
         if fenced_end is None and end != size and not may_be_torn:
-            raise damaged_log(name, f"its {size} bytes are no whole number of log entries")
+            raise damaged_log(name, f"its {size} bytes are not a whole number of log entries")
         return [frame.entry for frame in frames], (frames[-2].end if len(frames) > 1 else 0, end)
 
     def _epoch_of(self, number: int) -> int | None:
@@ -465,12 +465,12 @@ class NumberedLog:
     def _lose(self, reason: str) -> NoReturn:
         self._lost = reason
         raise FencedError(
-            f"{self._store!r}: epoch {self.epoch} does not own the log {self._prefix}: {reason}.{self._owner()}",
+            f"{self._store}: epoch {self.epoch} does not own the log {self._prefix}: {reason}.{self._owner()}",
             hint="Stop this driver: only one run of a query can write to a location, and the newest claim wins.",
         )
 
     def _owner(self) -> str:
-        """Who owns the log by its newest file, as a sentence; empty if that is no newer epoch, or cannot be read."""
+        """Who owns the log by its newest file, as a sentence; empty if that is not a newer epoch, or cannot be read."""
         with suppress(StatelogError):
             files = self._files()
             newest = max(files, default=self.number)

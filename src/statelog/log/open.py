@@ -41,7 +41,7 @@ def open_log(store: Store, options: Options, clock: Clock, *, remembers: bool = 
     merging = options.file_merging
     if merging == "across" and not store.can_append:
         raise ConfigurationError(
-            f"{store!r} cannot append, so the files of several checkpoints cannot be merged.",
+            f"{store} cannot append, so the files of several checkpoints cannot be merged.",
             hint="Use file_merging='within', or 'auto', which merges across checkpoints where the store can append.",
         )
     return NumberedLog(

@@ -163,7 +163,7 @@ def require_identities(identities: Iterable[str], where: str) -> None:
     """Raise CorruptionError unless all are names of a single folder; `where` is the document in messages."""
     for identity in identities:
         if identity in (LOG_FOLDER, PINS_FOLDER) or not _IDENTITY.fullmatch(identity):
-            raise _forged(where, f"{identity!r:.200} is no identity of an operator")
+            raise _forged(where, f"{identity!r:.200} is not an identity of an operator")
 
 
 def require_objects(names: Iterable[str], where: str) -> None:
@@ -171,7 +171,7 @@ def require_objects(names: Iterable[str], where: str) -> None:
     for name in names:
         own = split_link(name)[1] if is_link(name) else name
         if not _OBJECT.fullmatch(own):
-            raise _forged(where, f"{name!r:.200} is no name of an operator's object")
+            raise _forged(where, f"{name!r:.200} is not a name of an operator's object")
 
 
 def _forged(where: str, reason: str) -> CorruptionError:

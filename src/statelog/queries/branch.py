@@ -39,7 +39,7 @@ def branch(
     new_location: str | None = None,
     options: Options | None = None,
 ) -> Restored:
-    """Write a checkpointLocation with which a new query goes on from another query's state, without copying it.
+    """Write a checkpointLocation with which a new query continues from another query's state, without copying it.
 
     The other query, the parent, may be running or stopped, and neither notices the other. The branch reads the parent's
     files until it has materialized all state anew; a pin, which does not expire, keeps them so long. So the parent's
@@ -54,7 +54,7 @@ def branch(
         The checkpointLocation of the branch: an empty directory, or a folder in an object store. With an active session
         also one in any other file system that Spark reaches; then `new_location` is needed.
     at : int, optional
-        The batch after which the branch goes on: one that Spark has committed and whose checkpoint is retained; by
+        The batch after which the branch continues: one that Spark has committed and whose checkpoint is retained; by
         default the newest.
     location : str, optional
         The location of the parent's state, if its operators were given one.
@@ -138,7 +138,7 @@ def _pinned(
 def branch_query(query: QueryHistory, parent: Parent, target: RestoreTarget) -> None:
     """Begin a query's log with the entries that checkpoint `target.batch` of its parent's history needs.
 
-    The operators keep their identities: their state goes on. Raises ConfigurationError if the location holds state
+    The operators keep their identities: their state continues. Raises ConfigurationError if the location holds state
     already.
     """
     records = [record for one in query.histories_at(target.batch) if (record := one.record(target.batch)) is not None]

@@ -45,12 +45,12 @@ def migrate(
     location: str | None = None,
     options: Options | None = None,
 ) -> Restored:
-    """Write a checkpointLocation with which a query goes on from the state of Spark's own ``transformWithState``.
+    """Write a checkpointLocation with which a query continues from the state of Spark's own ``transformWithState``.
 
     The query must be stopped. The new query is the same one with ``statelog.key_by(...)`` in place of ``groupBy(...)``.
-    It goes on after the last batch that Spark has committed: with all values, lists, maps, expirations and timers, the
-    positions of the sources, and the watermark. The old checkpoint is only read. A migration that was interrupted can
-    be repeated with the same arguments. Spark reads the state, in the active session or a new one. See
+    It continues after the last batch that Spark has committed: with all values, lists, maps, expirations, timers, the
+    positions of the sources, and the watermark. The old checkpoint is only read. An interrupted migration can be
+    repeated with the same arguments. Spark reads the state, in the active session or a new one. See
     docs/migrating.md.
 
     Parameters

@@ -41,7 +41,7 @@ def forget(
 
     At its next start the query may lack the operator. If it still has it, the operator starts empty, or from its
     ``initialState``, at the batch that comes next. The other operators keep their state, and the
-    sources go on where they were. Checkpoints of the operator that a pin or a branch holds stay readable through it.
+    sources continue where they were. Checkpoints of the operator that a pin or a branch holds stay readable through it.
 
     This is one entry in the query's log. A query that still runs loses the log and fails.
 

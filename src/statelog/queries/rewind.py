@@ -62,7 +62,7 @@ def rewind(
     restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same batch ids. If
     a sink leaves out ids that it has seen, as Spark's file sink does, set it back as well.
 
-    Nothing changes unless the query can go on from the batch: its checkpoint must be retained, and all of the
+    Nothing changes unless the query can continue from the batch: its checkpoint must be retained, and all of the
     checkpoint's objects must exist. Then the log notes that the query goes back, and the files that Spark must forget
     are moved aside, not deleted. An interrupted call is to be repeated; until then the query does not start. Later
     checkpoints can be read only through pins.
@@ -116,7 +116,7 @@ def open_stopped(checkpoint_location: str | Path, location: str | None) -> Stopp
 
 
 def rewind_to(query: StoppedQuery, batch: int, *, dry_run: bool) -> Rewound:
-    """Have a query go on after a batch; raises the errors of :func:`rewind`."""
+    """Have a query continue after a batch; raises the errors of :func:`rewind`."""
     spark = query.spark
     offsets, commits = spark.batches(OFFSETS), spark.batches(COMMITS)
     newest = query.rewind_target()
@@ -168,7 +168,7 @@ def _require_choice(query: StoppedQuery, batch: int, newest: int) -> None:
 
 
 def _require_input(query: StoppedQuery, newest: int, offsets: list[int], commits: list[int]) -> None:
-    """Check that Spark can go on after a batch, for which it reads its records of that batch and of the next one."""
+    """Check that Spark can continue after a batch, for which it reads its records of that batch and of the next one."""
     location = query.spark.location
     if newest + 1 not in offsets:
         raise StateMissingError(

@@ -136,7 +136,7 @@ def restore(
     claim: bool = False,
     options: Options | None = None,
 ) -> Restored:
-    """Write a checkpointLocation from a savepoint; a query started with it goes on after the savepoint's batch.
+    """Write a checkpointLocation from a savepoint; a query started with it continues after the savepoint's batch.
 
     This is a new query with its own id, and it does not need the savepoint afterwards. Its operators must have the same
     names as the saved ones, and may have any parallelism.
@@ -219,7 +219,7 @@ def save_stopped(
 def _save_running(query: StreamingQuery, target: str) -> Savepoint:
     if not query.isActive:
         raise ConfigurationError(
-            f"Query {query.id} is not running any more.", hint="Pass its checkpointLocation instead of the query."
+            f"Query {query.id} is no longer running.", hint="Pass its checkpointLocation instead of the query."
         )
     endpoint = known_endpoint()
     running = None if endpoint is None else endpoint.running_query(query)

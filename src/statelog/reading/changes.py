@@ -143,7 +143,7 @@ def first_with_changes(history: History) -> int:
     """The first batch whose changes are stored without a consumer's pin, with those of all later ones."""
     first = max(history.changes_from, 0)
     own = history.at(first)
-    # State that was restored came with the batch, and is no change of it.
+    # State that was restored came with the batch, and is not a change of it.
     is_restored = own is not None and own.begins and own.base_ranges is not None and not (own.segments or own.bases)
     return first + is_restored
 
@@ -170,8 +170,8 @@ def _first_batch(point: LoggedPoint, after: int | None, with_before: bool) -> in
         raise StateMissingError(
             f"{point.name} has the changes of batch {first} and later ones, and those since {after + 1} were asked"
             " for.",
-            hint="Read the state with read_state and go on from there. A larger Options(materialization_interval_s=...)"
-            " or more retained checkpoints keep more changes.",
+            hint="Read the state with read_state and continue from there. A larger"
+            " Options(materialization_interval_s=...) or more retained checkpoints keep more changes.",
         )
     return after + 1
 

@@ -366,7 +366,7 @@ class LoggedPoint(Point):
                 pin.release()
 
     def require_kept(self, error: StatelogError, since: int | None = None) -> None:
-        """Raise PinExpiredError if an object is missing because the checkpoint is not retained any more."""
+        """Raise PinExpiredError if an object is missing because the checkpoint is no longer retained."""
         if error.kind is ErrorKind.OBJECT_MISSING and not is_retained(self.store, self.needs(since)):
             raise gone(self.needs()) from error
 

@@ -75,7 +75,7 @@ class ChangeConsumer:
     was before the changes. Without the right to write nothing is kept.
 
     Raises the errors of :func:`change_table`, and ConfigurationError if `takes_last` and `location`, where a user looks
-    for the state, is no query's checkpointLocation.
+    for the state, is not a query's checkpointLocation.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ChangeConsumer:
     def states(self, start: Position, parallelism: int) -> list[RestorePlan]:
         """What the state of each subtask at a position is read from.
 
-        Raises StateMissingError if it is not kept any more.
+        Raises StateMissingError if it is no longer kept.
         """
         look = self._look()
         self._keep(look, start)
@@ -238,8 +238,8 @@ class ChangeConsumer:
         was = "is not in the log any more" if look.query.at(position.batch) is None else "was replaced"
         return StateMissingError(
             f"{self.point.name}: batch {position.batch} {was}, after its changes were read: the query was set back, or"
-            " begun anew.",
-            hint="Begin anew from a checkpoint: read_state(at=N), then the changes after N.",
+            " started over.",
+            hint="Start over from a checkpoint: read_state(at=N), then the changes after N.",
         )
 
     def _require_kept(self, look: _Look, since: Position) -> None:
@@ -262,7 +262,7 @@ class ChangeConsumer:
     def _gone(self, batch: int) -> StateMissingError:
         return StateMissingError(
             f"{self.point.name}: the changes of batch {batch} are gone.",
-            hint="Begin anew from a checkpoint: read_state(at=N), then the changes after N. A consumer keeps changes"
+            hint="Start over from a checkpoint: read_state(at=N), then the changes after N. A consumer keeps changes"
             " while it runs and for pin_s after that, up to max_pin_bytes.",
         )
 
@@ -313,7 +313,7 @@ class ChangeConsumer:
             f"{self.point.name}: from batch {checkpoint.batch} on, state '{self.state.name}' is gone or has other"
             " columns.",
             kind=ErrorKind.OTHER_SCHEMA,
-            hint="Begin anew with the new columns, after the batch before.",
+            hint="Start over with the new columns, after the batch before.",
         )
 
     def _keep(self, look: _Look, since: Position) -> None:

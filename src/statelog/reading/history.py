@@ -21,7 +21,7 @@ from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.runs.schema import StateSchema
 
 STATE: Final = "state"
-"""The operation of a row that is no change: the state at a checkpoint."""
+"""The operation of a row that is not a change: the state at a checkpoint."""
 
 
 def read_history(

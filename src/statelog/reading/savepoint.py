@@ -64,7 +64,7 @@ class SavedFile(msgspec.Struct, frozen=True):
     checksum: bytes
     """xxh3-128 of the file."""
     rows: Natural = 0
-    """0 if the file is no table."""
+    """0 if the file is not a table."""
     part: Natural = 0
     """The range of key hashes that the file holds."""
 
@@ -148,7 +148,7 @@ class Manifest(msgspec.Struct, frozen=True):
         wrong += [one.folder for one in self.operators if not is_plain(one.folder) or "/" in one.folder]
         if wrong:
             raise CorruptionError(
-                f"{location}/{MANIFEST}: {wrong[0]!r:.200} is no name of a file in a savepoint.",
+                f"{location}/{MANIFEST}: {wrong[0]!r:.200} is not a name of a file in a savepoint.",
                 kind=ErrorKind.FORMAT,
                 hint="Only another program can have written it; do not restore it. See who may write there.",
             )

@@ -92,7 +92,7 @@ class WindowColumns:
         return prefixed("value", held if self._aggregates is None else self._aggregates.result)
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of windows from puts in run order; those of a key may go on in the next batch."""
+        """The rows of windows from puts in run order; those of a key may continue in the next batch."""
         if self._merge is not None:
             yield from self._of_panes(self._merge, batches)
             return

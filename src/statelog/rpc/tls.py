@@ -34,7 +34,7 @@ class Tls:
         self._engine = context.wrap_bio(self._arrived, self._to_send, server_side=is_server)
 
     def shake_hands(self, arrived: bytes = b"") -> tuple[bool, bytes]:
-        """Go on with TLS's handshake; returns whether it is complete, and the bytes to send."""
+        """Continue with TLS's handshake; returns whether it is complete, and the bytes to send."""
         self._arrived.write(arrived)
         try:
             self._engine.do_handshake()

@@ -28,11 +28,11 @@ _SPARE_BYTES: Final = 64
 _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
 _MALFORMED: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, KeyError, IndexError, struct.error)
-"""What is raised for bytes that are no message."""
+"""What is raised for bytes that are not a message."""
 
 
 class MalformedMessage(Exception):
-    """The bytes are no message that a writer of Arrow makes."""
+    """The bytes are not a message that a writer of Arrow makes."""
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema, rows: int, size_bytes: int | None = None) -> pa.RecordBatch:
@@ -94,7 +94,7 @@ def stream_batches(data: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def require_plain(schema: pa.Schema) -> None:
-    """Raise ValueError if a name of a schema is no text, or a type is one whose values are elsewhere, or code."""
+    """Raise ValueError if a name of a schema is not text, or a type is one whose values are elsewhere, or code."""
     for field in schema:
         _require_plain(field)
 
@@ -163,7 +163,7 @@ def _split(message: memoryview) -> tuple[_Table, int]:
 
 
 def _length_of(stream: memoryview) -> int:
-    """The length of the message with which a stream goes on; 0 at its end."""
+    """The length of the message with which a stream continues; 0 at its end."""
     if bytes(stream[:8]) == _CONTINUATION + bytes(4):
         return 0
     message, body_at = _split(stream)
@@ -183,7 +183,7 @@ def _require_declared(message: memoryview, size_bytes: int | None) -> None:
     if table.number(1, "<B") != _RECORD_BATCH or header is None:
         if size_bytes is None:
             return  # the schema of a stream
-        raise ValueError("it is no record batch")
+        raise ValueError("it is not a record batch")
     compression = header.table(3)
     if compression is None:
         return  # nothing is allocated

@@ -94,7 +94,7 @@ def merged_schema(older: StateDescriptor, newer: StateDescriptor) -> StateDescri
 def project(columns: Sequence[pa.Array], stored: StateDescriptor, wanted: StateDescriptor) -> list[pa.Array]:
     """Convert columns with the fields of `stored` to columns with the fields of `wanted`.
 
-    `wanted` must be able to read `stored`. A binary wanted as a string raises ConfigurationError if it is no valid
+    `wanted` must be able to read `stored`. A binary wanted as a string raises ConfigurationError if it is not a valid
     UTF-8.
     """
     held = dict(zip(stored.value_schema.names, columns, strict=True))
@@ -105,7 +105,7 @@ def project(columns: Sequence[pa.Array], stored: StateDescriptor, wanted: StateD
             projected.append(_projected(held.get(field.name, pa.nulls(rows)), field.type))
         except pa.ArrowInvalid as error:
             raise ConfigurationError(
-                f"field '{field.name}' of {wanted.kind} state '{wanted.name}' holds a value that is no {field.type}:"
+                f"field '{field.name}' of {wanted.kind} state '{wanted.name}' holds a value that is not of type {field.type}:"
                 f" {error}.",
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Declare the field with the type that it had before.",

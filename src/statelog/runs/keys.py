@@ -33,7 +33,7 @@ _Decode = Callable[[bytes, int], tuple[Any, int]]
 
 
 _MALFORMED: Final = (IndexError, struct.error, pa.ArrowException)
-"""What decoding raises for bytes that are no key; ValueError and OverflowError are of keys that Python cannot hold."""
+"""What decoding raises for bytes that are not a key; ValueError and OverflowError: of keys that Python cannot hold."""
 
 
 class KeyCodec:
@@ -66,7 +66,7 @@ class KeyCodec:
     def decode_columns(self, data: pa.Array) -> list[pa.Array]:
         """Decode n keys, a binary column without nulls, into a column of length n per field.
 
-        Raises CorruptionError if one is no key of the schema.
+        Raises CorruptionError if one is not a key of the schema.
         """
         try:
             if all(can_decode(field.type) for field in self.schema):

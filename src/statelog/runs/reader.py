@@ -55,7 +55,7 @@ class RunBytes(Protocol):
 
 
 class Run:
-    """A run that can be searched; CorruptionError if its bytes are no run or its footer is damaged.
+    """A run that can be searched; CorruptionError if its bytes are not a run or its footer is damaged.
 
     Blocks are checked when they are first read, and a memory map is read only where it is searched. `name` and `offset`
     say in messages where the bytes come from. Only blocks of a stored run (`is_stored`) may be compressed; those of
@@ -260,7 +260,7 @@ class RunBlock:
             self._require_ordered(batch)
         except MalformedMessage as error:
             raise self._found_damaged(
-                f"its {stored.length} bytes are no rows of its state: {error}", ErrorKind.FORMAT
+                f"its {stored.length} bytes are not rows of its state: {error}", ErrorKind.FORMAT
             ) from None
         return batch
 

@@ -84,7 +84,7 @@ class RunWriter:
 
     @property
     def written(self) -> Footer:
-        """The footer so far, with which another writer can go on."""
+        """The footer so far, with which another writer can continue."""
         return Footer(self._states, self._blocks)
 
     def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:

@@ -53,6 +53,9 @@ class LocalStore(Store):
     def __repr__(self) -> str:
         return f"LocalStore({self._root!r})"
 
+    def __str__(self) -> str:
+        return str(self._root)
+
     def __reduce__(self) -> tuple[object, ...]:
         return (partial(LocalStore, new_token=self._new_token), (self._root,))
 

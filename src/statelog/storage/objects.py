@@ -214,6 +214,9 @@ class ObjectStore(Store):
     def __repr__(self) -> str:
         return f"ObjectStore({self._location!r})"
 
+    def __str__(self) -> str:
+        return str(self._location)
+
     def __reduce__(self) -> tuple[object, ...]:
         return (partial(ObjectStore, timeout_s=self._bucket.timeout_s), (self._location,))
 

@@ -175,14 +175,14 @@ def check_put_if_absent(store: Store, folder: str = "probe") -> None:
         store.delete([name])
     if created_again:
         raise ConfigurationError(
-            f"{store!r} is not safe: it created an object that existed.",
+            f"{store} is not safe: it created an object that existed.",
             kind=ErrorKind.STORE_UNSAFE,
             hint="Two drivers could both commit there, and state would be lost without an error. Use a store that"
             " honours If-None-Match: * when an object is written; docs/object-stores.md names some.",
         )
     if not created:
         raise ConfigurationError(
-            f"{store!r} cannot be used: it did not create {name}, as if it existed.",
+            f"{store} cannot be used: it did not create {name}, as if it existed.",
             kind=ErrorKind.STORE_UNSAFE,
             hint="Use a store that creates an object if, and only if, it is absent; docs/object-stores.md names some.",
         )
@@ -198,7 +198,7 @@ def require_shared(store: Store, name: str, head: bytes, *, host: str, who: str)
         return
     seen = "does not see" if found is None else "sees another object in the place of"
     raise ConfigurationError(
-        f"{who}: host {host} {seen} {name} in {store!r}, which the driver has written: it is not the driver's place.",
+        f"{who}: host {host} {seen} {name} in {store}, which the driver has written: it is not the driver's place.",
         kind=ErrorKind.LOCATION_NOT_SHARED,
         hint="Put the checkpointLocation, or the operator's location, into an object store or into a directory that the"
         " driver and all executors mount under one path. Nothing of this batch was kept.",

@@ -136,6 +136,9 @@ class StoreWrapper(Store):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
 
+    def __str__(self) -> str:
+        return str(self._inner)
+
     @property
     def can_append(self) -> bool:
         return self._inner.can_append

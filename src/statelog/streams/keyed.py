@@ -468,7 +468,7 @@ def _checked_initial(given: object) -> tuple[KeyedFrame | None, Mapping[str, Dat
     unused = [name for name, value in vars(initial.own).items() if value is not None]
     if unused:
         raise ConfigurationError(
-            f"initialState is a keyed stream with {', '.join(unused)}, and it is no operator.",
+            f"initialState is a keyed stream with {', '.join(unused)}, and it is not an operator.",
             hint="Give these arguments to the key_by of the stream that the operator applies to.",
         )
     return initial.frame, {}

@@ -150,7 +150,7 @@ class RocksTable(StateTable):
         return self._contents.digest
 
     def reset(self, digest: bytes | None = None) -> None:
-        """Begin anew with an empty table; `digest` is the chain digest of its state."""
+        """Start over with an empty table; `digest` is the chain digest of its state."""
         with suppress(Exception):  # it is not open, or fails: its content is not needed
             self._database.close()
         shutil.rmtree(self._folder, ignore_errors=True)

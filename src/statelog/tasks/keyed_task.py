@@ -356,7 +356,7 @@ def _initial(start: _Start) -> KeyedRows | None:
 def read_initial(data: bytes, name: str) -> KeyedRows | None:
     """The rows of an initial state in object `name`, in the batches that they were stored in; None without any.
 
-    Raises CorruptionError if they are no rows.
+    Raises CorruptionError if they are not rows.
     """
     try:
         batches = [batch for batch in stream_batches(data) if batch.num_rows]

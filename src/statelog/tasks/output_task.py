@@ -86,7 +86,7 @@ def stored_batches(data: bytes, name: str) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Report bytes that are no rows as damage."""
+    """Report bytes that are not rows as damage."""
     try:
         yield
     except MalformedMessage as error:

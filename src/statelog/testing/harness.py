@@ -301,7 +301,7 @@ class Harness:
         """
         self._require_open()
         if not isinstance(step, Step):
-            raise ConfigurationError(f"crash: {step!r} is no step.", hint="Use a member of statelog.Step.")
+            raise ConfigurationError(f"crash: {step!r} is not a step.", hint="Use a member of statelog.Step.")
         chosen = None if parallelism is None else _checked(parallelism)
         self._batches.death = DriverDeath(driver, chosen, keepLocal)
         self._query.crash_point.arm(step, subtask)

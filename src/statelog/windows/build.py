@@ -93,7 +93,7 @@ class WindowDefinition:
         ):
             columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.schema)
             raise ConfigurationError(
-                f"The windows' time column is {name!r}, which is no timestamp column of the input.",
+                f"The windows' time column is {name!r}, which is not a timestamp column of the input.",
                 hint=f"The columns are: {columns}.",
             )
 
@@ -144,7 +144,7 @@ class WindowDefinition:
         unknown = [] if value_of else [name for name in value.names if name not in self.schema.names]
         if unknown:
             raise ConfigurationError(
-                f"reduce: value_schema names {unknown[0]!r}, which is no column of the input.",
+                f"reduce: value_schema names {unknown[0]!r}, which is not a column of the input.",
                 hint=f"Pass value_of, or use the columns {', '.join(self.schema.names)}.",
             )
         positions = () if value_of else tuple(self.schema.names.index(name) for name in value.names)
@@ -211,7 +211,7 @@ class WindowDefinition:
         """The output columns, with that of late rows; raises ConfigurationError if two have one name."""
         if self.late_column is not None:
             if not isinstance(self.late_column, str) or not self.late_column:
-                raise ConfigurationError(f"late_column is {self.late_column!r}, which is no name of a column.")
+                raise ConfigurationError(f"late_column is {self.late_column!r}, which is not a column name.")
             output = StructType([*output.fields, StructField(self.late_column, _plain(self.schema))])
         doubled = [name for name in output.names if output.names.count(name) > 1]
         if doubled:

@@ -912,7 +912,7 @@ def _typed(column: pd.Series) -> list[str]:
 
 
 class CountsKeys(StatefulProcessor):
-    """Counts rows; every time a key is met, its count goes on."""
+    """Counts rows; every time a key is met, its count continues."""
 
     def init(self, handle: Any) -> None:
         self._count = handle.getValueState("count", "count long")

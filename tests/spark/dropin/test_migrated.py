@@ -1,4 +1,4 @@
-"""Queries that begin on Spark's operator and go on with statelog's: every later batch must be as without the change.
+"""Queries that begin on Spark's operator and continue with statelog's: every later batch must be as without the change.
 
 Scenarios are those of :mod:`tests.spark.dropin.test_same_as_spark`. Their first leg runs on Spark's operator, the
 others on both: on Spark's with its own checkpoint, on statelog's with the migrated one.

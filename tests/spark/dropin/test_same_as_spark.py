@@ -314,7 +314,7 @@ CASES: dict[str, Case] = {
     "deleted outside init": _use(lambda self: self.handle.deleteIfExists("value")),
     "timer without time mode": _use(lambda self: self.handle.registerTimer(1)),
     "timers listed without time mode": _use(lambda self: list(self.handle.listTimers())),
-    "timer that is no integer": _use(lambda self: self.handle.registerTimer("1"), "ProcessingTime"),
+    "timer that is not an integer": _use(lambda self: self.handle.registerTimer("1"), "ProcessingTime"),
     "too few values": _use(lambda self: self.value.update((1,))),
     "too many values": _use(lambda self: self.list.appendValue((1, 2))),
     "None as value": _use(lambda self: self.value.update(None)),

@@ -97,7 +97,7 @@ class Watch(Observer):
 
     def _stall(self, subtask: int) -> None:
         _write(Path(self.folder, "stalled"), json.dumps([_executor_pid(), os.getpid(), subtask]))
-        wait_until(Path(self.folder, "go-on").exists, "the sign to go on")
+        wait_until(Path(self.folder, "go-on").exists, "the sign to continue")
 
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
         _write(
@@ -225,7 +225,7 @@ class _Ledger:
         query.processAllAvailable()
 
     def _stall(self, query: StreamingQuery, marker: str) -> dict[str, int]:
-        """Stop a task before its ack, kill its executor, and let the batch go on."""
+        """Stop a task before its ack, kill its executor, and let the batch continue."""
         make_marker(self._watched / marker)
         self._add(1)
         wait_until(Path(self._watched, "stalled").exists, "a task that stalls", 60)

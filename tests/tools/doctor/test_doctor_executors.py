@@ -329,7 +329,7 @@ def test_a_failed_task_is_a_finding_without_a_traceback(text: str, check: str, t
 
 def test_executors_that_no_task_has_reached_are_named() -> None:
     places = [Place(f"executor {number}", "") for number in range(3)]
-    reports = Reports([places[1].error("executors", "failed", "mend")], [], {"executor 0"})
+    reports = Reports([places[1].error("executors", "failed", "fix")], [], {"executor 0"})
     [found] = not_asked(places, reports, 5, Place("driver", "here"))
     assert found.level == "warning"
     assert "Not checked: executor 2, 2 more." in found.found

@@ -76,7 +76,7 @@ class StateElements:
 
     @cached_property
     def rows(self) -> pa.RecordBatch:
-        """The elements, a row each; the first read raises CorruptionError if they are damaged, or are no elements."""
+        """The elements, a row each; the first read raises CorruptionError if they are damaged, or are not elements."""
         if xxhash.xxh3_128_digest(self.data) != self.checksum:
             raise CorruptionError(f"{self.where}: state '{self.state.name}' is damaged.", hint=_HINT)
         try:
@@ -133,8 +133,8 @@ def encode_snapshot(sections: Sequence[StateElements]) -> bytes:
 class Snapshot:
     """The sections of a stored snapshot, by the names of their states.
 
-    Raises CorruptionError if the bytes are no snapshot, or the index is damaged; a section is checked when it is first
-    read.
+    Raises CorruptionError if the bytes are not a snapshot, or the index is damaged; a section is checked when it is
+    first read.
     """
 
     def __init__(self, data: bytes, name: str) -> None:

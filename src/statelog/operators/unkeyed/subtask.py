@@ -189,5 +189,5 @@ class UnkeyedSubtask:
             raise ProcessorError(
                 f"{where}: {type(error).__name__}: {error}.",
                 hint="The traceback of the cause shows the line of the processor. Nothing of this batch was kept;"
-                " start the query again when the code is mended.",
+                " start the query again when the code is fixed.",
             ) from error

@@ -44,7 +44,7 @@ class SparkCheckpoint:
         return [f"{self.location}/{name}" for name in names]
 
     def has_query(self) -> bool:
-        """Whether a query has been started with the location, or can go on from it."""
+        """Whether a query has been started with the location, or can continue from it."""
         return if_present(lambda: self.files.read(SPARK_METADATA)) is not None
 
     def query_id(self) -> str:

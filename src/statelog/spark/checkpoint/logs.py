@@ -176,7 +176,7 @@ def _renamed(text: str, clock_id: str) -> str:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The JSON object of a text; an empty one if the text is no object."""
+    """The JSON object of a text; an empty one if the text is not an object."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -222,7 +222,7 @@ def _cut(compacted: bytes, end: int, name: str) -> bytes:
         return "\n".join([version, *(line for line in lines if line and json.loads(line)["batchId"] <= end)]).encode()
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptionError(
-            f"{name}: it is no log of the files that were read: {type(error).__name__}: {error}.",
+            f"{name}: it is not a log of the files that were read: {type(error).__name__}: {error}.",
             kind=ErrorKind.FORMAT,
             hint="Restore the file from a copy, or choose a newer batch.",
         ) from error

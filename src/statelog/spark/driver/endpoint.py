@@ -191,7 +191,7 @@ class Endpoint:
         return None if slot is None or slot.run_id != run_id else slot.coordinator
 
     def incomplete_end(self, query: StreamingQuery) -> StateMissingError | None:
-        """Why a query that has ended without an error cannot go on; None if nothing is missing.
+        """Why a query that has ended without an error cannot continue; None if nothing is missing.
 
         Spark commits a batch after its last action. If that action did not run every subtask to its end, the next batch
         is refused. After the last batch there is no next one, so only this method tells.
@@ -302,7 +302,7 @@ class Endpoint:
             except Exception:
                 _log.debug("query %s ended with an error", query.id)
             if end is not None:
-                _log.error("query %s has ended, and cannot go on: %s", query.id, end)
+                _log.error("query %s has ended, and cannot continue: %s", query.id, end)
             with self._lock:
                 self._ends[str(query.runId)] = end
             for one in totals:

@@ -241,7 +241,7 @@ def schemas_sent_to_python(session: SparkSession, query: StreamingQuery) -> list
 
 
 def writes_to_python(query: StreamingQuery) -> bool:
-    """Whether a query's output goes to Python code that is no part of its plan: ``foreachBatch``, a sink in Python."""
+    """Whether a query's output goes to Python code that is not part of its plan: ``foreachBatch``, a sink in Python."""
     return _class_name(_execution(query).sink()) in _SINKS_IN_PYTHON
 
 
@@ -290,7 +290,7 @@ def _analyzed(df: DataFrame) -> Any:
 def _plan_nodes(plan: Any) -> Iterator[Any]:
     """All nodes of a plan, parents first and from left to right.
 
-    The text of a plan is no substitute: Spark cuts it off at a configured length.
+    The text of a plan is not a substitute: Spark cuts it off at a configured length.
     """
     waiting = [plan]
     while waiting:

@@ -176,8 +176,8 @@ def fit_clock_offsets(spark: SparkCheckpoint, are_clocks: Sequence[bool]) -> lis
 def _complete(spark: SparkCheckpoint) -> None:
     """Complete replacements that a crash has interrupted: where files cannot be replaced in one step, one may be lost.
 
-    A lost entry is the one that Spark would go on from, or the one before. If the batch before has no commit any more,
-    the query was set back since, and the entry is not missing.
+    A lost entry is the one that Spark would continue from, or the one before. If the batch before no longer has a
+    commit, the query was set back since, and the entry is not missing.
     """
     for copy in spark.files.list(f"{_ASIDE}/{OFFSETS}"):
         batch = copy.rpartition("/")[2]
@@ -191,6 +191,6 @@ def _complete(spark: SparkCheckpoint) -> None:
 
 
 def _keep_copy(spark: SparkCheckpoint, name: str) -> None:
-    """Give the copy of a replaced entry a name of its own, by which it is no replacement under way."""
+    """Give the copy of a replaced entry a name of its own, by which it is not a replacement under way."""
     copy = f"{_ASIDE}/{name}"
     spark.files.move(copy, f"{copy}-{secrets.token_hex(4)}")

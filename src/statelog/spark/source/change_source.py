@@ -119,7 +119,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: Spark calls it when the next position is known, and that one gives up the changes before."""
 
     def stop(self) -> None:
-        """Leave the pin, by which the query goes on where it was."""
+        """Leave the pin, by which the query continues where it was."""
 
     def _opened(self) -> ChangeConsumer:
         """The consumer; made when it is needed, as the copy that goes to the tasks needs none."""

@@ -60,7 +60,7 @@ def restore(source: str, checkpoint_location: str, claim: bool, location: str | 
 @click.command()
 @click.argument("checkpoint_location", metavar="CHECKPOINT")
 @click.argument("new_checkpoint", metavar="NEW_CHECKPOINT")
-@click.option("--at", type=int, help="The batch to go on after; by default the newest that Spark has committed.")
+@click.option("--at", type=int, help="The batch to continue after; by default the newest that Spark has committed.")
 @_PLACE
 @click.option("--new-location", help="Where the new operators' state goes, if they are given a location.")
 @JSON
@@ -72,7 +72,7 @@ def branch(
     new_location: str | None,
     as_json: bool,
 ) -> None:
-    """Write a NEW_CHECKPOINT location: a query that goes on from the state of another one, without copying it."""
+    """Write a NEW_CHECKPOINT location: a query that continues from the state of another one, without copying it."""
     with shown_progress():
         made = branch_module.branch(
             checkpoint_location, new_checkpoint, at=at, location=location, new_location=new_location
@@ -87,7 +87,7 @@ def branch(
 @click.option("--location", help="Where the operator's state goes, if it is given a location.")
 @JSON
 def migrate(old_checkpoint: str, new_checkpoint: str, uid: str | None, location: str | None, as_json: bool) -> None:
-    """Write a NEW_CHECKPOINT location: a query of Spark's transformWithState that goes on with statelog.
+    """Write a NEW_CHECKPOINT location: a query of Spark's transformWithState that continues with statelog.
 
     Spark reads the state, so this begins a session; SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS configure it.
     """
@@ -135,7 +135,7 @@ def fall_back(checkpoint_location: str, dry_run: bool, location: str | None, as_
 @_PLACE
 @JSON
 def forget(checkpoint_location: str, uid: str, dry_run: bool, location: str | None, as_json: bool) -> None:
-    """Give up the state of operator UID of a stopped query, which then goes on without it, or with it empty."""
+    """Give up the state of operator UID of a stopped query, which then continues without it, or with it empty."""
     show_result(rename_module.forget(checkpoint_location, uid, location=location, dry_run=dry_run), as_json=as_json)
 
 

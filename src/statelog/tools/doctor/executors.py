@@ -65,7 +65,7 @@ class Reports:
 class Executors:
     """Brings a function of :func:`executor_function` to every executor, as far as Spark runs a task there.
 
-    Each executor has a job of its own, so that the failure of one is no failure of the others.
+    Each executor has a job of its own, so that the failure of one is not a failure of the others.
     """
 
     def __init__(

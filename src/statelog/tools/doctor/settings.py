@@ -111,8 +111,8 @@ def _of_weak_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Findi
     elif is_on(conf, AES) and not is_on(conf, SASL) and is_on(conf, _FALLBACK, default=True):
         yield place.warning(
             "encryption",
-            f"{_FALLBACK} is on, so Spark goes on in clear if the start of a connection is disturbed: somebody between"
-            " driver and executors can read its traffic, and with it the secret of the tasks' calls.",
+            f"{_FALLBACK} is on, so Spark continues in clear if the start of a connection is disturbed: somebody"
+            " between driver and executors can read its traffic, and with it the secret of the tasks' calls.",
             f"Set {_FALLBACK} to false.",
         )
 

@@ -32,7 +32,7 @@ def export_to_opentelemetry(meter_provider: Any = None) -> None:
 
 
 def opentelemetry_name(name: str) -> str:
-    """The name of a metric in OpenTelemetry, where the unit is no part of it."""
+    """The name of a metric in OpenTelemetry, where the unit is not part of it."""
     for end, instead in _ENDS.items():
         if name.endswith(end):
             return f"statelog.{name.removesuffix(end)}{instead}"

@@ -54,7 +54,7 @@ class SavepointFolders:
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = [folder.rstrip("/") or folder for folder in folders]
         for folder in self._folders:
-            open_location(folder)  # a name that is no location is an error at once
+            open_location(folder)  # a name that is not a location is an error at once
         self._rows: dict[tuple[str, ObjectInfo], SavepointRow] = {}
 
     def find(self, locations: Sequence[str], query_ids: Collection[str]) -> SavepointList:

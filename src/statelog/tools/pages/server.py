@@ -217,7 +217,7 @@ class PageServer:
         self.close()
 
     def wait(self) -> None:
-        """Return when the page is not served any more."""
+        """Return when the page is no longer served."""
         self._thread.join()
 
     def close(self) -> None:
