@@ -121,4 +121,4 @@ def test_reads_into_a_buffer_fail_and_are_repeated_like_others(tmp_path: Path) -
 
 def test_messages_name_the_place_and_not_the_layers(tmp_path: Path) -> None:
     store = RetryingStore(LocalStore(tmp_path), RetryPolicy.none(), clock=SystemClock(), recorder=Measurements())
-    assert str(LinkedStore(store)) == str(tmp_path)
+    assert str(LinkedStore(store, Mock())) == str(tmp_path)

@@ -105,8 +105,8 @@ def project(columns: Sequence[pa.Array], stored: StateDescriptor, wanted: StateD
             projected.append(_projected(held.get(field.name, pa.nulls(rows)), field.type))
         except pa.ArrowInvalid as error:
             raise ConfigurationError(
-                f"field '{field.name}' of {wanted.kind} state '{wanted.name}' holds a value that is not of type {field.type}:"
-                f" {error}.",
+                f"field '{field.name}' of {wanted.kind} state '{wanted.name}' holds a value that is not of type"
+                f" {field.type}: {error}.",
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Declare the field with the type that it had before.",
             ) from error
