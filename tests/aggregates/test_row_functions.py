@@ -163,10 +163,10 @@ def test_a_sum_that_does_not_fit_names_the_key(schema: str, column: str, most: A
         ("reducing", "x long", statelog.Count("x"), "makes no value of .* aggregating state takes Count"),
         ("reducing", "x double, n long", statelog.Mean("x"), "makes no value of"),
         ("reducing", "x string", statelog.Sum("x"), r"state 'held': Sum\('x'\): the column is string"),
-        ("reducing", "x long", statelog.First("x"), r"first\(x\) is no function of a state"),
+        ("reducing", "x long", statelog.First("x"), r"first\(x\) is not a function of a state"),
         ("aggregating", "x double", statelog.Mean("x"), "is 'sum double, count bigint'"),
         ("aggregating", "x decimal(38,2), n long", statelog.Mean("x"), "of decimals"),
-        ("aggregating", "x long", statelog.Variance("x"), "is no function of a state"),
+        ("aggregating", "x long", statelog.Variance("x"), "is not a function of a state"),
         ("aggregating", "n int", statelog.Count(), "'n bigint'"),
     ],
 )

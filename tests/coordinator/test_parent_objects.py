@@ -137,7 +137,7 @@ def test_an_object_that_is_no_pin_stays(branch: Branch, content: bytes) -> None:
 )
 def test_an_entry_whose_pin_is_no_name_of_a_pin_is_refused(branch: Branch, name: str) -> None:
     branch.log.run(2, entry={"parent": Parent(str(branch.location), 0, name)})
-    with pytest.raises(CorruptionError, match="is no name of a pin"):
+    with pytest.raises(CorruptionError, match="is not a pin name"):
         branch.log.query()
 
 

@@ -85,23 +85,23 @@ FORGED = [
 @pytest.mark.parametrize("name", FORGED)
 def test_an_entry_that_names_another_object_is_refused(name: str) -> None:
     """Wherever it names one: no such name is read, counted or deleted."""
-    with pytest.raises(CorruptionError, match="no name of an operator's object") as caught:
+    with pytest.raises(CorruptionError, match="not a name of an operator's object") as caught:
         decoded(entry_of(checkpoint_of(0, [segment(name)])))
     assert caught.value.kind is ErrorKind.FORMAT
     forged = base(1)
     [level] = forged.levels
     forged = replace(forged, levels=[replace(level, runs=[replace(level.runs[0], name=name)])])
     for parts in ({"bases": [forged]}, {"base_ranges": [replace(base_range(1), base=forged)]}):
-        with pytest.raises(CorruptionError, match="no name of an operator's object"):
+        with pytest.raises(CorruptionError, match="not a name of an operator's object"):
             decoded(entry_of(checkpoint_of(0, **parts)))
-    with pytest.raises(CorruptionError, match="no name of an operator's object"):
+    with pytest.raises(CorruptionError, match="not a name of an operator's object"):
         require_objects([name], "a pin")
 
 
 @pytest.mark.parametrize("identity", [*ELSEWHERE, "log", "pins"])
 def test_an_identity_that_leads_elsewhere_is_refused(identity: str) -> None:
     """Local directories and folders of objects are called by it."""
-    with pytest.raises(CorruptionError, match="no identity of an operator"):
+    with pytest.raises(CorruptionError, match="not an identity of an operator"):
         decoded(entry_of(checkpoint_of(0, identity=identity)))
 
 
@@ -136,7 +136,7 @@ def test_the_name_of_a_pin() -> None:
 def test_a_pin_that_names_another_object_is_refused(name: str, tmp_path: Path) -> None:
     store, whole = LocalStore(tmp_path), Pin.on(Footprint.of(ShortLog(2).query(), 1))
     write_pin(store, "pins/a", replace(whole, objects=[*whole.objects, name]))
-    with pytest.raises(CorruptionError, match="no name of an operator's object"):
+    with pytest.raises(CorruptionError, match="not a name of an operator's object"):
         read_pin(store, "pins/a")
 
 
@@ -151,7 +151,7 @@ def test_a_pin_that_does_not_say_what_it_keeps_is_refused(changed: dict[str, Any
     with pytest.raises(CorruptionError, match="does not say what it keeps"):
         read_pin(store, "pins/a")
     write_pin(store, "pins/b", replace(whole, operators=[OperatorFootprint("../x", "op", [], 0)]))
-    with pytest.raises(CorruptionError, match="no identity"):
+    with pytest.raises(CorruptionError, match="not an identity"):
         read_pin(store, "pins/b")
 
 
@@ -178,7 +178,7 @@ BATCHES = ["", "-1", "+1", "01", " 1", "1_0", "٣", "1.0", "1e3", "../../job.con
 def test_a_batch_of_a_manifest_that_is_no_number_is_refused(batch: str, field: str, tmp_path: Path) -> None:
     """Files of the restored checkpoint are called by it."""
     manifest(**{field: {"2": "v1", batch: "EVIL"}}).write(LocalStore(tmp_path))
-    with pytest.raises(CorruptionError, match="is no name of a file in a savepoint"):
+    with pytest.raises(CorruptionError, match="is not a name of a file in a savepoint"):
         Manifest.read(LocalStore(tmp_path), "x")
 
 
@@ -192,5 +192,5 @@ def test_a_file_of_a_manifest_that_is_elsewhere_is_refused(name: str, tmp_path: 
         manifest(operators=[replace(operator, folder=f"{name}/.." if name else "")]),
     ):
         changed.write(store)
-        with pytest.raises(CorruptionError, match="is no name of a file in a savepoint"):
+        with pytest.raises(CorruptionError, match="is not a name of a file in a savepoint"):
             Manifest.read(store, "x")

@@ -252,7 +252,7 @@ POSITIONS: list[tuple[Any, str]] = [
     ([0, None], "an array of type object"),
     (["0", "1"], "an array of type <U1"),
     ([[0, 1]], "an array of 2 dimensions"),
-    ([[0], [0, 1]], "are no array"),
+    ([[0], [0, 1]], "are not an array"),
     ([0, 2**64], "an array of type object"),
     ([0, -1], "-1 is given as the position of a key, and the call has 2 keys"),
     ([0, 2], "2 is given as the position of a key, and the call has 2 keys"),

@@ -80,5 +80,5 @@ def test_a_reader_that_rested_goes_on_while_its_checkpoint_is_retained(
         with pytest.raises(PinExpiredError, match="lasted 300 s"):
             begun.read_all()
         query.run_batches(3, random.Random(3))
-        with pytest.raises(PinExpiredError, match="not retained any more"):
+        with pytest.raises(PinExpiredError, match="no longer retained"):
             reader.read("value").read_all()

@@ -344,7 +344,7 @@ def test_bytes_that_are_no_text_are_an_error_and_stay_what_they_are() -> None:
     raw, text = state_of({"x": BYTES}), state_of({"x": TEXT})
     runs = [config_of(raw, {0: {"x": b"\xff"}}), config_of(text, {1: {"x": "ok"}})]
     for table in (RunsTable(runs), RunsTable([merged(runs, is_bottom=True)])):
-        with pytest.raises(ConfigurationError, match="field 'x' of value state 'seen'.*no string"):
+        with pytest.raises(ConfigurationError, match="field 'x' of value state 'seen'.*not of type string"):
             contents(table, text)
         assert contents(table, raw) == {0: {"x": b"\xff"}, 1: {"x": b"ok"}}
 

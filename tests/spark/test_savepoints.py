@@ -391,7 +391,7 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
         statelog.restore(target, tmp_path / "new", location=str(job.checkpoint / "statelog"))
     stopped = job.start(job.ledger(spark, 1))
     stopped.awaitTermination()
-    with pytest.raises(ConfigurationError, match="not running any more"):
+    with pytest.raises(ConfigurationError, match="no longer running"):
         statelog.savepoint(stopped, tmp_path / "other")
     manifest = target / "manifest.json"
     text = manifest.read_text()

@@ -491,7 +491,7 @@ class NoMerge(statelog.AggregateFunction[Any, Any]):
             "'session_end_ms'.*a name that the windows use themselves",
         ),
         (lambda: definition().processed(Rows, "n long"), "not the class"),  # type: ignore[arg-type]  # misuse
-        (lambda: statelog.Sum("n").alias(""), "no name of a column"),
+        (lambda: statelog.Sum("n").alias(""), "is not a column name"),
     ],
 )
 def test_mistakes_are_told_before_the_query_starts(act: Any, message: str) -> None:
