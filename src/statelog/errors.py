@@ -62,6 +62,7 @@ class ErrorKind(StrEnum):
     LOCATION_NOT_SHARED = "location-not-shared"
     NEWER_EPOCH = "newer-epoch"
     STALE_RUN = "stale-run"
+    CONCURRENT_RUN = "concurrent-run"
     STALE_BATCH = "stale-batch"
     LOCAL_DISK = "local-disk"
     STORE_FAILED = "store-failed"
@@ -189,6 +190,8 @@ _SHOWN: Final = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_OTHER_RUN: Final = "CONCURRENT_STREAM_LOG_UPDATE"
+"""Spark's error of a run that finds the files of another run of its query."""
 
 
 def note_cause(error: BaseException) -> None:
@@ -198,11 +201,19 @@ def note_cause(error: BaseException) -> None:
         error.add_note(f"{_CAUSE}\n{textwrap.indent(cause.rstrip(), _INDENT, lambda _: True)}")
 
 
+def _stopped_by_another_run() -> FencedError:
+    return FencedError(
+        "Spark has stopped this run of the query: another run has written the same batch to the checkpointLocation.",
+        kind=ErrorKind.CONCURRENT_RUN,
+        hint="Only one run of a query may use a checkpointLocation. Stop all of its runs, then start one.",
+    )
+
+
 def error_in_text(text: str) -> StatelogError | None:
     """Read the last error from a text, with its traceback as the cause; None if the text shows no error."""
     shown = list(_SHOWN.finditer(text))
     if not shown:
-        return None
+        return _stopped_by_another_run() if _OTHER_RUN in text else None
     found = shown[-1]
     name, told, kind, cause = found.groups()
     message, _, hint = told.rpartition(_HINT) if _HINT in told else (told, "", "")

@@ -126,6 +126,19 @@ def test_without_limits_and_a_clock_of_its_own_either_end_has_the_usual_ones(han
     server.close()
 
 
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_a_server_can_have_an_address_of_ipv6(handler: Handler, host: str) -> None:
+    """That of all addresses takes IPv4, too."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    server = RpcServer(host, 0, SECRET, handler)
+    try:
+        for reached in ("::1",) if host == "::1" else ("::1", HOST):
+            assert RpcClient(reached, server.port, SECRET).call(ack(9)) == Acked()
+    finally:
+        server.close()
+
+
 class HurriedClock(SystemClock):
     """An hour passes whenever somebody looks."""
 

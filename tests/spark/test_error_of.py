@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import statelog
-from statelog import ConfigurationError, ErrorKind, Options, ProcessorError, StatelogError
+from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProcessorError, StatelogError
 from statelog.clock import SystemClock
 from statelog.log.entry import Claim
 from statelog.log.open import open_log
@@ -128,6 +129,26 @@ def test_a_failed_query_tells_the_error_of_its_tasks(
         if isinstance(error, ProcessorError):
             assert 'raise ZeroDivisionError("an account without orders")' in str(error.__cause__), "the user's line"
             assert str(error.__cause__).endswith("ZeroDivisionError: an account without orders")
+
+
+def test_a_run_that_spark_has_stopped_for_another_one_is_an_error_with_a_remedy(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark looks at its own log before any task can ask who owns the state."""
+    job = Job(tmp_path).add(make_orders(2, seed=74))
+
+    def save(df: DataFrame, batch: int) -> None:
+        job.save(df, batch)
+        offsets = job.checkpoint / "offsets"
+        shutil.copyfile(offsets / str(batch), offsets / str(batch + 1))
+
+    query = job.start(job.ledger(spark, 2), save)
+    with pytest.raises(StreamingQueryException) as failure:
+        query.awaitTermination()
+    for failed in (query, failure.value):
+        error = statelog.error_of(failed)
+        assert isinstance(error, FencedError)
+        assert error.kind is ErrorKind.CONCURRENT_RUN
 
 
 def test_the_cause_is_logged_in_one_line(

@@ -66,7 +66,8 @@ class RpcServer:
         self._policy = policy or RpcPolicy()
         self._clock = clock or SystemClock()
         self._in_flight = ByteBudget(self._policy.max_in_flight_bytes)
-        listener = socket.create_server((host, port), backlog=_BACKLOG)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::")
         self.port: int = listener.getsockname()[1]
         self.certificate = b"" if identity is None else identity.certificate
         self._pending = PendingConnections(listener, secret, self._admit, self._policy, self._clock, identity)
