@@ -129,11 +129,15 @@ class Side(ABC):
         uid: str | None = None,
     ) -> DataFrame:
         """A processor of rows by `key`, on statelog or on Spark's own transformWithState."""
-        keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key")
+        given: dict[str, Any] = {
+            "parallelism": self.parallelism,
+            "options": options,
+            "location": location,
+            "uid": uid,
+        }
+        keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key", **given)
         method = keyed.transformWithStateInPandas if uses_frames else keyed.transformWithState
-        given = {"parallelism": self.parallelism, "options": options, "location": location, "uid": uid}
-        own = {} if self.is_spark else given
-        transformed: DataFrame = method(processor, output, "update", time_mode, **own)
+        transformed: DataFrame = method(processor, output, "update", time_mode)
         return transformed
 
 

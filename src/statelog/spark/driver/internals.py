@@ -215,13 +215,6 @@ def streaming_sources(query: StreamingQuery) -> list[str]:
     return [str(node.sourceName()) if _class_name(node) == "StreamingRelationV2" else "" for node in relations]
 
 
-def python_sources(query: StreamingQuery) -> list[str]:
-    """The names of the Python streaming sources that a query reads, one for each read."""
-    nodes = _plan_nodes(_execution(query).analyzedPlan())
-    streams = (node for node in nodes if _class_name(node) == "StreamingRelationV2")
-    return [str(node.sourceName()) for node in streams if _class_name(node.table()) == "PythonTable"]
-
-
 def schemas_sent_to_python(session: SparkSession, query: StreamingQuery) -> list[StructType] | None:
     """The types of the rows that a query's operators send to Python as a whole.
 

@@ -121,8 +121,7 @@ class Placement:
         """
         labeled = rows.withColumn(_PLACE_COLUMN, label_of(F.col(subtask), self._parallelism))
         shuffled = labeled.repartition(self._parallelism, F.col(_PLACE_COLUMN))
-        # The observation keeps Spark from moving the join to the other side of the shuffle, and adaptive execution
-        # from dropping both when it finds that a batch has no rows.
+        # The observation keeps Spark from moving the join to the other side of the shuffle.
         shuffled = shuffled.observe(self._name, F.count(F.lit(1)).alias("rows"))
         return shuffled.join(self._table.hint("SHUFFLE_HASH"), _PLACE_COLUMN, "left_semi").drop(_PLACE_COLUMN)
 
@@ -134,8 +133,6 @@ class Placement:
         """Place the subtasks for a query that is about to start, and keep them placed until it ends."""
         run_id = str(query.runId)
         try:
-            # Adaptive execution would run the cached table, and each shuffle, as a job of its own.
-            internals.set_own(query, "spark.sql.adaptive.enabled", "false")
             self._hold(run_id)
         except Exception as error:
             _log.warning("query %s: its subtasks are not placed yet and may move: %s", query.id, error)
