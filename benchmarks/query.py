@@ -95,7 +95,8 @@ class Side(ABC):
     def session(self, directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
         """A session with a core per subtask, whose progress has all batches, and scratch files in `directory`.
 
-        Its own state store is RocksDB with the changelog on.
+        Spark's own files are written with settings for a directory, on all sides alike. Its own state store is
+        RocksDB with the changelog on.
         """
         settings: dict[str, Any] = {
             "spark.master": f"local[{self.parallelism}]",
@@ -108,6 +109,7 @@ class Side(ABC):
             "spark.sql.warehouse.dir": f"{directory}/warehouse",
             "spark.sql.shuffle.partitions": str(self.parallelism),
             "spark.sql.streaming.numRecentProgressUpdates": "1000000",
+            **statelog.spark_conf(local_checkpoints=True),
             "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             **(more or {}),

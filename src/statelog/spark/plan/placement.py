@@ -27,11 +27,18 @@ from statelog.spark.driver import executor_internals, internals
 
 _log = get_logger(__name__)
 
+CHECKPOINT_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _REDUCE_LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"
 _SETTINGS: Final = {
     # Otherwise Spark prefers hosts with much of a task's shuffled input to the executor with its cached partition.
     _REDUCE_LOCALITY: "false",
     "spark.speculation": "false",
+}
+_LOCAL_CHECKPOINTS: Final = {
+    # Spark's default calls a process for each look at a file in a directory, which may be a link.
+    CHECKPOINT_MANAGER: f"{internals.CHECKPOINT_FILES}.FileSystemBasedCheckpointFileManager",
+    # Otherwise it is a class of Hive's that replaces no file, which the manager takes for success.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
 }
 _WAITS: Final = ("spark.locality.wait.process", "spark.locality.wait")
 
@@ -41,20 +48,26 @@ _REBALANCE_ATTEMPTS: Final = 5
 _BOUNDARY_POLL_S: Final = 0.01
 
 
-def spark_conf() -> dict[str, str]:
-    """Return the Spark settings that stateful operators need when there are several executors.
+def spark_conf(*, local_checkpoints: bool = False) -> dict[str, str]:
+    """Return Spark settings for stateful operators.
+
+    Parameters
+    ----------
+    local_checkpoints : bool, default False
+        Also those with which Spark writes its own files of a checkpointLocation in less time, if all of the
+        application's queries have theirs in directories: see docs/tuning.md.
 
     Returns
     -------
     dict of str to str
         Settings for ``SparkSession.builder.config(map=...)``. Set them before the session is created: Spark reads them
-        when it makes the SparkContext.
+        when it makes the SparkContext. Those that are always there are needed when there are several executors.
 
     Examples
     --------
     >>> SparkSession.builder.config(map=statelog.spark_conf()).getOrCreate()  # doctest: +SKIP
     """
-    return dict(_SETTINGS)
+    return _SETTINGS | (_LOCAL_CHECKPOINTS if local_checkpoints else {})
 
 
 def make_placement(
