@@ -95,7 +95,8 @@ class Side(ABC):
     def session(self, directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
         """A session with a core per subtask, whose progress has all batches, and scratch files in `directory`.
 
-        Its own state store is RocksDB with the changelog on.
+        Spark's own files are written with settings for a directory, on all sides alike. Its own state store is
+        RocksDB with the changelog on.
         """
         settings: dict[str, Any] = {
             "spark.master": f"local[{self.parallelism}]",
@@ -108,6 +109,7 @@ class Side(ABC):
             "spark.sql.warehouse.dir": f"{directory}/warehouse",
             "spark.sql.shuffle.partitions": str(self.parallelism),
             "spark.sql.streaming.numRecentProgressUpdates": "1000000",
+            **statelog.spark_conf(local_checkpoints=True),
             "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             **(more or {}),
@@ -129,11 +131,15 @@ class Side(ABC):
         uid: str | None = None,
     ) -> DataFrame:
         """A processor of rows by `key`, on statelog or on Spark's own transformWithState."""
-        keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key")
+        given: dict[str, Any] = {
+            "parallelism": self.parallelism,
+            "options": options,
+            "location": location,
+            "uid": uid,
+        }
+        keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key", **given)
         method = keyed.transformWithStateInPandas if uses_frames else keyed.transformWithState
-        given = {"parallelism": self.parallelism, "options": options, "location": location, "uid": uid}
-        own = {} if self.is_spark else given
-        transformed: DataFrame = method(processor, output, "update", time_mode, **own)
+        transformed: DataFrame = method(processor, output, "update", time_mode)
         return transformed
 
 

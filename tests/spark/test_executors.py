@@ -201,7 +201,7 @@ def test_placed_batches_without_rows_run_every_subtask(spark: SparkSession, tmp_
 
     def save(df: Any, batch: int) -> None:
         job.save(df, batch)
-        df.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
+        df.sparkSession.conf.set("spark.sql.adaptive.streaming.stateless.enabled", "true")
 
     job.run(counts.selectExpr("user", "unix_seconds(window_start)", "rows"), save)
 
@@ -255,8 +255,9 @@ def test_a_failed_query_leaves_no_cached_table(spark: SparkSession, tmp_path: Pa
     wait_until(lambda: not cached(), "the end of the cached table", 30)
 
 
-def test_a_placed_batch_is_one_job_without_adaptive_execution(spark: SparkSession, tmp_path: Path) -> None:
-    """Only in the query's own session; the user's stays as it is."""
+@pytest.mark.parametrize("placement", ["on", "off"])
+def test_a_batch_is_one_job_without_adaptive_execution(spark: SparkSession, tmp_path: Path, placement: str) -> None:
+    """Only the query itself; the user's session stays as it is, and what ``foreachBatch`` does is adaptive."""
     job = Job(tmp_path).add(make_orders(3, seed=4))
     jobs: list[int] = []
 
@@ -264,11 +265,12 @@ def test_a_placed_batch_is_one_job_without_adaptive_execution(spark: SparkSessio
         job.save(df, batch)
         group = str(spark.sparkContext.getLocalProperty("spark.jobGroup.id"))
         jobs.append(len(spark.sparkContext.statusTracker().getJobIdsForGroup(group)))
-        assert df.sparkSession.conf.get("spark.sql.adaptive.enabled") == "false"
+        counts: Any = df.groupBy("user").count()
+        assert "AdaptiveSparkPlan" in str(counts._jdf.queryExecution().executedPlan())
 
-    job.run(job.ledger(spark, 2, Options(placement="on")), save)
+    job.run(job.ledger(spark, 2, Options(placement=placement)), save)
 
-    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    assert spark.conf.get("spark.sql.adaptive.streaming.stateless.enabled", "true") == "true"
     assert jobs == [1, 2, 3]
     job.require_exact()
 

@@ -118,3 +118,8 @@ def test_the_option_is_one_of_three() -> None:
 def test_the_settings_are_a_copy() -> None:
     statelog.spark_conf().clear()
     assert statelog.spark_conf() == {"spark.shuffle.reduceLocality.enabled": "false", "spark.speculation": "false"}
+    local = set(statelog.spark_conf(local_checkpoints=True).items()) - set(statelog.spark_conf().items())
+    assert {name for name, _ in local} == {
+        "spark.sql.streaming.checkpointFileManagerClass",
+        "spark.hadoop.fs.file.impl",
+    }

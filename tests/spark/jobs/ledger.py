@@ -27,7 +27,8 @@ def main(arguments: dict[str, Any]) -> None:
     """Run the query over all input that is there."""
     root = Path(arguments["root"])
     place = mount(arguments["scheme"], root) if arguments.get("scheme") else None
-    settings = {} if place is None else {f"spark.hadoop.{name}": value for name, value in place.settings.items()}
+    settings = dict(arguments.get("settings", {}))
+    settings |= {} if place is None else {f"spark.hadoop.{name}": value for name, value in place.settings.items()}
     session = make_session(arguments.get("master", "local[2]"), settings)
     note_jvm(session, arguments)
     job = Job(root, arguments.get("uid"), arguments.get("location"), mount=place)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
+import statelog
 from statelog.tools.doctor.executor_work import check_disk
 from statelog.tools.doctor.finding import Place
 from statelog.tools.doctor.settings import setting_findings
@@ -51,6 +52,16 @@ def other(**changes: str) -> Installed:
 @pytest.mark.parametrize("conf", [{"spark.master": "local[4]"}, CLUSTER, CLUSTER | {"spark.authenticate": "false"}])
 def test_good_settings_are_ok(conf: dict[str, str]) -> None:
     assert levels(conf) == {"placement": "ok", "encryption": "ok"}
+
+
+def test_what_spark_spends_on_its_files_in_a_directory_is_told() -> None:
+    def told(conf: dict[str, str], *, is_local: bool) -> list[tuple[str, bool]]:
+        found = [one for one in setting_findings(conf, DRIVER, is_local=is_local) if one.check == "checkpoint-files"]
+        return [(one.level, "spark_conf(local_checkpoints=True)" in one.found) for one in found]
+
+    assert told(CLUSTER, is_local=True) == [("ok", True)]
+    assert told(CLUSTER, is_local=False) == []
+    assert told(CLUSTER | statelog.spark_conf(local_checkpoints=True), is_local=True) == []
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from statelog.spark.driver.encryption import encrypts_traffic
 from statelog.spark.driver.interpreter import is_on_this_machine
 from statelog.spark.driver.planned_query import PlannedQuery, StoredInitial
 from statelog.spark.driver.query_clocks import ClockStarts, QueryClocks, fit_clock_offsets
-from statelog.spark.driver.query_session import check_file_sink, lift_byte_limit, restrain_adaptive_execution
+from statelog.spark.driver.query_session import check_file_sink, lift_byte_limit, plan_without_adaptive_execution
 from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.spark.source.clock_source import CLOCK_SOURCE
 from statelog.storage import LocalStore
@@ -123,7 +123,7 @@ class Endpoint:
             if query is None or not plans:
                 continue
             _fit_clock(session, query)
-            restrain_adaptive_execution(query)
+            plan_without_adaptive_execution(query)
             lift_byte_limit(session, query)
             check_file_sink(session, query, PlannedQuery(query, plans).has_state_of)
             for plan in plans:

@@ -10,9 +10,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext, SparkFiles
 from pyspark.java_gateway import ensure_callback_server_started
@@ -215,13 +217,6 @@ def streaming_sources(query: StreamingQuery) -> list[str]:
     return [str(node.sourceName()) if _class_name(node) == "StreamingRelationV2" else "" for node in relations]
 
 
-def python_sources(query: StreamingQuery) -> list[str]:
-    """The names of the Python streaming sources that a query reads, one for each read."""
-    nodes = _plan_nodes(_execution(query).analyzedPlan())
-    streams = (node for node in nodes if _class_name(node) == "StreamingRelationV2")
-    return [str(node.sourceName()) for node in streams if _class_name(node.table()) == "PythonTable"]
-
-
 def schemas_sent_to_python(session: SparkSession, query: StreamingQuery) -> list[StructType] | None:
     """The types of the rows that a query's operators send to Python as a whole.
 
@@ -387,6 +382,11 @@ class _QueryListener:
 # ---- Files of a checkpointLocation ----
 
 
+_IS_4_0: Final = pyspark.__version__.startswith("4.0.")
+CHECKPOINT_FILES: Final = "org.apache.spark.sql.execution.streaming" + ("" if _IS_4_0 else ".checkpointing")
+"""The package of Spark's file managers."""
+
+
 def file_system_scheme(session: SparkSession, location: str) -> str:
     """The scheme of the file system that Spark uses for a location; empty if the session's Hadoop has none for it.
 
@@ -411,7 +411,7 @@ def checkpoint_files(session: SparkSession, location: str) -> tuple[Any, Callabl
     configuration, new_path = _hadoop_configuration(session), jvm.org.apache.hadoop.fs.Path
     path = new_path(location)
     root = path.getFileSystem(configuration).makeQualified(path)
-    managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+    managers = reduce(getattr, f"{CHECKPOINT_FILES}.CheckpointFileManager".split("."), jvm)
     return managers.create(root, configuration), lambda name: new_path(root, name), str(root.toString())
 
 

@@ -23,7 +23,6 @@ from pyspark.sql.types import (
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.log_fields import get_logger
 from statelog.spark.driver import internals
-from statelog.spark.source.clock_source import CLOCK_SOURCE
 
 _log: Final = get_logger(__name__)
 
@@ -31,36 +30,26 @@ _log: Final = get_logger(__name__)
 # ---- Adaptive execution ----
 
 
-_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
-_EXCLUDED_RULES: Final = "spark.sql.adaptive.optimizer.excludedRules"
-_EMPTY_RELATION: Final = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
-_REUSE: Final = "spark.sql.exchange.reuse"
+_ADAPTIVE: Final = "spark.sql.adaptive.streaming.stateless.enabled"
 
 
-def restrain_adaptive_execution(query: StreamingQuery) -> None:
-    """Restrain adaptive execution in the own session of a query that is about to start; a failure is only logged.
+def plan_without_adaptive_execution(query: StreamingQuery) -> None:
+    """Have Spark plan a query that is about to start as it plans its own stateful queries; a failure is only logged.
 
-    It must not drop a part of a batch. It drops the readers of a shuffle that turns out to have no rows; Spark then
-    looks for the event times of `withWatermark` only in the plan that remains, so the watermark would stand still while
-    an operator returns no rows.
+    Spark 4.1 and later plans queries without operators of its own adaptively. Each shuffle is a job then, planned when
+    the one before is done, which takes longer than a small batch. Besides,
 
-    It must not plan several reads of one Python source at the same time. Spark does that in threads that call the
-    source's process over one socket and take each other's answers (Spark 4.3.0), so the query would fail or hang.
+    - it drops the readers of a shuffle that turns out to have no rows, and then looks for the event times of
+      `withWatermark` in the plan that remains: the watermark would stand still while an operator returns no rows;
+    - it plans several reads of one Python source in threads that call the source's process over one socket and take
+      each other's answers (Spark 4.3.0), so the query would fail or hang.
+
+    What ``foreachBatch`` does with the rows is no streaming plan, and stays adaptive.
     """
     try:
-        excluded = [rule for rule in internals.own(query, _EXCLUDED_RULES, "").split(",") if rule]
-        internals.set_own(query, _EXCLUDED_RULES, ",".join([*excluded, _EMPTY_RELATION]))
-        sources = internals.python_sources(query)
-        if internals.own(query, _REUSE, "true").lower() == "true":
-            sources = [name for name in sources if name != CLOCK_SOURCE]  # is behind an exchange that all share
-        repeated = sorted({name for name in sources if sources.count(name) > 1})
-        if repeated and internals.own(query, _ADAPTIVE, "true").lower() == "true":
-            internals.set_own(query, _ADAPTIVE, "false")
-            _log.info("query %s runs without adaptive execution: it reads %s several times", query.id, repeated)
+        internals.set_own(query, _ADAPTIVE, "false")
     except Exception as error:
-        _log.warning(
-            "query %s: adaptive execution could not be restrained, set %s=false: %s", query.id, _ADAPTIVE, error
-        )
+        _log.warning("query %s may run with adaptive execution, set %s=false: %s", query.id, _ADAPTIVE, error)
 
 
 # ---- Arrow batches ----

@@ -27,11 +27,18 @@ from statelog.spark.driver import executor_internals, internals
 
 _log = get_logger(__name__)
 
+CHECKPOINT_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _REDUCE_LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"
 _SETTINGS: Final = {
     # Otherwise Spark prefers hosts with much of a task's shuffled input to the executor with its cached partition.
     _REDUCE_LOCALITY: "false",
     "spark.speculation": "false",
+}
+_LOCAL_CHECKPOINTS: Final = {
+    # Spark's default calls a process for each look at a file in a directory, which may be a link.
+    CHECKPOINT_MANAGER: f"{internals.CHECKPOINT_FILES}.FileSystemBasedCheckpointFileManager",
+    # Otherwise it is a class of Hive's that replaces no file, which the manager takes for success.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
 }
 _WAITS: Final = ("spark.locality.wait.process", "spark.locality.wait")
 
@@ -41,20 +48,26 @@ _REBALANCE_ATTEMPTS: Final = 5
 _BOUNDARY_POLL_S: Final = 0.01
 
 
-def spark_conf() -> dict[str, str]:
-    """Return the Spark settings that stateful operators need when there are several executors.
+def spark_conf(*, local_checkpoints: bool = False) -> dict[str, str]:
+    """Return Spark settings for stateful operators.
+
+    Parameters
+    ----------
+    local_checkpoints : bool, default False
+        Also those with which Spark writes its own files of a checkpointLocation in less time, if all of the
+        application's queries have theirs in directories: see docs/tuning.md.
 
     Returns
     -------
     dict of str to str
         Settings for ``SparkSession.builder.config(map=...)``. Set them before the session is created: Spark reads them
-        when it makes the SparkContext.
+        when it makes the SparkContext. Those that are always there are needed when there are several executors.
 
     Examples
     --------
     >>> SparkSession.builder.config(map=statelog.spark_conf()).getOrCreate()  # doctest: +SKIP
     """
-    return dict(_SETTINGS)
+    return _SETTINGS | (_LOCAL_CHECKPOINTS if local_checkpoints else {})
 
 
 def make_placement(
@@ -121,8 +134,7 @@ class Placement:
         """
         labeled = rows.withColumn(_PLACE_COLUMN, label_of(F.col(subtask), self._parallelism))
         shuffled = labeled.repartition(self._parallelism, F.col(_PLACE_COLUMN))
-        # The observation keeps Spark from moving the join to the other side of the shuffle, and adaptive execution
-        # from dropping both when it finds that a batch has no rows.
+        # The observation keeps Spark from moving the join to the other side of the shuffle.
         shuffled = shuffled.observe(self._name, F.count(F.lit(1)).alias("rows"))
         return shuffled.join(self._table.hint("SHUFFLE_HASH"), _PLACE_COLUMN, "left_semi").drop(_PLACE_COLUMN)
 
@@ -134,8 +146,6 @@ class Placement:
         """Place the subtasks for a query that is about to start, and keep them placed until it ends."""
         run_id = str(query.runId)
         try:
-            # Adaptive execution would run the cached table, and each shuffle, as a job of its own.
-            internals.set_own(query, "spark.sql.adaptive.enabled", "false")
             self._hold(run_id)
         except Exception as error:
             _log.warning("query %s: its subtasks are not placed yet and may move: %s", query.id, error)

@@ -22,11 +22,12 @@ from statelog.spark.driver.interpreter import check_interpreter
 from statelog.spark.plan.checks import check_options, checked_location
 from statelog.spark.worker.worker import DriverAddress, pickled_stores
 from statelog.storage import Store
+from statelog.storage.location import scheme_of
 from statelog.tools.doctor import location as places
 from statelog.tools.doctor.executor_work import STUCK_STORE, ExecutorWork, executor_function
 from statelog.tools.doctor.executors import Executors
 from statelog.tools.doctor.finding import DRIVER, START_CHECKS, Check, Finding, Findings, Place, run_limited
-from statelog.tools.doctor.settings import NO_DATA, make_session, setting_findings, stop_session
+from statelog.tools.doctor.settings import SESSION_SETTINGS, make_session, setting_findings, stop_session
 from statelog.tools.doctor.versions import Installed, package_findings, requirements, spark_findings, teller
 
 _NO_SESSION: Final = (
@@ -118,7 +119,7 @@ class _Diagnosis:
             )
             session = None
         if session is not None:
-            findings += self._limited("settings", partial(_of_settings, session, self.place))
+            findings += self._limited("settings", partial(_of_settings, session, self.place, self._location))
         try:
             store = self._open()
         except StatelogError as error:
@@ -193,9 +194,9 @@ def _of_endpoint(session: SparkSession, addresses: list[DriverAddress]) -> Findi
     yield from ()
 
 
-def _of_settings(session: SparkSession, place: Place) -> Findings:
+def _of_settings(session: SparkSession, place: Place, location: str | Path) -> Findings:
     """Judge Spark's version, and the settings of the application and of its session."""
     yield from spark_findings(session.version, pyspark.__version__, place)
     conf = dict(session.sparkContext.getConf().getAll())
-    no_data = session.conf.get(NO_DATA, None)
-    yield from setting_findings(conf if no_data is None else {**conf, NO_DATA: no_data}, place)
+    own = {name: value for name in SESSION_SETTINGS if (value := session.conf.get(name, None)) is not None}
+    yield from setting_findings(conf | own, place, is_local=scheme_of(str(location)) in ("", "file"))

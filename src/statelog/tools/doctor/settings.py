@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from statelog.errors import ConfigurationError
 from statelog.spark.driver import internals
 from statelog.spark.driver.encryption import AES, AUTHENTICATE, RPC_SSL, SASL, encrypts_traffic, is_on
-from statelog.spark.plan.placement import may_have_several_executors, what_moves_subtasks
+from statelog.spark.plan.placement import CHECKPOINT_MANAGER, may_have_several_executors, what_moves_subtasks
 from statelog.tools.doctor.finding import Check, Finding, Findings, Place, run_limited
 
 _SPECULATION: Final = "spark.speculation"
@@ -32,9 +32,23 @@ _FALLBACK: Final = "spark.network.crypto.saslFallback"
 _TRUST: Final = ("spark.ssl.rpc.trustStore", "spark.ssl.trustStore")
 
 
-def setting_findings(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
-    """What the settings of an application, and of its session, mean for stateful operators."""
+SESSION_SETTINGS: Final = (NO_DATA, CHECKPOINT_MANAGER)
+"""Those that a session may have beside its application's."""
+
+
+def setting_findings(conf: Mapping[str, str], place: Place, *, is_local: bool = False) -> Iterator[Finding]:
+    """What the settings of an application, and of its session, mean for stateful operators.
+
+    `is_local` says that the location is in a file system.
+    """
     yield from _of_placement(conf, place)
+    if is_local and CHECKPOINT_MANAGER not in conf:
+        yield place.ok(
+            "checkpoint-files",
+            "In a directory, Spark starts some 20 processes a micro-batch for its own files of a checkpointLocation,"
+            " which may take 0.1 s. Settings that avoid most of them: statelog.spark_conf(local_checkpoints=True), if"
+            " all checkpointLocations are directories; see docs/tuning.md.",
+        )
     if not is_on(conf, NO_DATA, default=True):
         yield place.warning(
             "settings",
