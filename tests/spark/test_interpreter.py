@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.spark.driver.interpreter import check_interpreter
+from statelog.spark.driver.interpreter import check_interpreter, check_source_interpreter
 
 VERSION = list(sys.version_info[:2])
 
@@ -53,6 +53,14 @@ def test_an_interpreter_of_another_version_is_refused(tmp_path: Path, major: int
 def test_an_interpreter_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="nowhere/python, which cannot be run"):
         check_interpreter(session(tmp_path / "nowhere" / "python"))
+
+
+def test_the_process_of_a_clock_needs_the_interpreter_on_the_driver(tmp_path: Path) -> None:
+    """With a cluster's master, too: an archive of the executors is not unpacked there in client mode."""
+    with pytest.raises(ConfigurationError, match=r"on the driver with \./environment/bin/python") as refused:
+        check_source_interpreter(session("./environment/bin/python", master="yarn"))
+    assert refused.value.kind is ErrorKind.WORKER_IMPORT
+    check_source_interpreter(session(sys.executable, master="yarn"))
 
 
 def test_a_fit_interpreter_is_asked_once(tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ def check_interpreter(session: SparkSession) -> None:
         _check(python, paths, tuple(sorted(environment.items())))
 
 
+def check_source_interpreter(session: SparkSession) -> None:
+    """Refuse an interpreter that the driver's machine lacks: Spark runs a source's own process there, in any master."""
+    python = internals.worker_python(session.sparkContext)
+    if shutil.which(python) is None:
+        raise ConfigurationError(
+            f"The query needs a clock, whose process Spark runs on the driver with {python}, which is not there.",
+            kind=ErrorKind.WORKER_IMPORT,
+            hint="Unpack the executors' archive beside the driver, so that the path exists there as well, or submit the"
+            " application in cluster mode.",
+        )
+
+
 def _is_own(python: str) -> bool:
     """Whether an interpreter is the driver's own, in the same virtual environment."""
     found = shutil.which(python) or python

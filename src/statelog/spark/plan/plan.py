@@ -16,6 +16,7 @@ from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.runs.times import Watermark
 from statelog.spark.driver import internals
 from statelog.spark.driver.endpoint import Endpoint, require_endpoint
+from statelog.spark.driver.interpreter import check_source_interpreter
 from statelog.spark.plan.checks import (
     check_encryption,
     check_options,
@@ -113,6 +114,7 @@ def _with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> Data
     # Spark names all sources of a query or none, and refuses two with one name.
     name = clock_name(plan.uid) if internals.has_source_names(session) else ""
     if (session, name) not in endpoint.clock_frames:
+        check_source_interpreter(session)
         endpoint.clock_frames[session, name] = _clock_frame(session, endpoint, name)
     clock = endpoint.clock_frames[session, name]
     nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema]
