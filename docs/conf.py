@@ -15,7 +15,7 @@ project = "statelog"
 author = "the authors of statelog"
 release = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/**"]
 exclude_patterns = [".*", "build", "docs/site", "requirements", "src", "tests"]
@@ -33,6 +33,8 @@ html_theme = "furo"
 html_title = f"statelog {release}"
 html_static_path = ["site/site.css"]
 html_css_files = ["site.css"]
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 html_extra_path = ["site/index.html"]
 html_copy_source = False
 html_show_copyright = False
