@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +114,12 @@ class Query:
         observer: statelog.Observer = _SILENT,
         parallelism: int = 2,
         heartbeat_s: float | None = None,
-        tables: Mapping[str, DataFrame] | None = None,
+        initial: Any = None,
         **more: Any,
     ) -> dict[int, dict[str, Counts]]:
         """Run all input through operators; return the last counts of each batch by operator and key.
 
-        `tables` are the initial state of the last operator, and `more` its other arguments.
+        `initial` is the initial state of the last operator, and `more` its other arguments.
         """
         found: dict[int, dict[str, Counts]] = {}
 
@@ -146,7 +146,7 @@ class Query:
             else:
                 keyed = statelog.key_by(rows, "k", parallelism=parallelism, **own)
                 rows = keyed.transformWithState(
-                    Count(uid), OUTPUT, "append", "None", initialState=tables if uid == uids[-1] else None
+                    Count(uid), OUTPUT, "append", "None", initialState=initial if uid == uids[-1] else None
                 )
         query = rows.writeStream.foreachBatch(keep).option("checkpointLocation", str(self.checkpoint))
         query.trigger(availableNow=True).start().awaitTermination()
@@ -183,13 +183,13 @@ def test_a_crash_in_the_first_batch_of_an_added_operator(query: Query, spark: Sp
     query.add("xz")
     failing = Restores(step, 2)
     with pytest.raises(StreamingQueryException, match="fails here|is broken"):
-        query.run("a", "b", fails=step is None, observer=failing, initialState=initial)
+        query.run("a", "b", fails=step is None, observer=failing, initial=initial)
     assert failing.begun.get("b", True)
-    found = query.run("a", "b", parallelism=3, initialState=initial)
+    found = query.run("a", "b", parallelism=3, initial=initial)
     assert found == {2: {"a": {"x": 3, "z": 1}, "b": {"x": 101, "z": 1}}}
     query.add("xq")
     restores = Restores()
-    assert query.run("a", "b", observer=restores, initialState=initial)[3]["b"] == {"x": 102, "q": 8}
+    assert query.run("a", "b", observer=restores, initial=initial)[3]["b"] == {"x": 102, "q": 8}
     assert restores.begun == {"a": False, "b": False}
 
 
@@ -222,7 +222,7 @@ def test_an_added_operator_that_was_tried_only_can_be_left_out_again(query: Quer
 def test_an_added_operator_begins_with_its_tables(query: Query, spark: SparkSession) -> None:
     table = spark.createDataFrame([("x", 40), ("q", 7)], "key_k string, value_n long")
     query.add("xq", "x")
-    found = query.run("a", "b", tables={"count": table})
+    found = query.run("a", "b", initial={"count": table})
     assert [found[batch]["b"] for batch in (2, 3)] == [{"x": 41, "q": 8}, {"x": 42}]
 
 
