@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from statelog.storage import Store
-from statelog.storage.probe import check_put_if_absent
+from statelog.storage.open import check_put_if_absent
 from statelog.testing.contracts import StoreContract
 
 

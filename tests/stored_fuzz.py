@@ -39,12 +39,11 @@ from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_
 from statelog.queries.save import TableFile
 from statelog.reading.savepoint import Manifest, SavedFile, SavedOperator, SavedState
 from statelog.runs import digests
-from statelog.runs.format import TAIL, Operation, change_schema
 from statelog.runs.key_groups import HashRange
 from statelog.runs.keys import KeyCodec
 from statelog.runs.merge import Garbage, merge_runs
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, encode_schema
+from statelog.runs.schema import TAIL, Operation, StateDescriptor, StateKind, StateSchema, change_schema, encode_schema
 from statelog.runs.times import Moment
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.sealed import seal

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Final, Generic, TypeVar
 
-from statelog.durations import Seconds, in_seconds
 from statelog.errors import ConfigurationError
 from statelog.metrics import Observer
-from statelog.numbers import is_finite, is_whole
+from statelog.numbers import Seconds, in_seconds, is_finite, is_whole
 
 TABLES: Final = ("runs", "memory", "rocksdb")
 """The values of the option `table`."""

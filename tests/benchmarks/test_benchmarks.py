@@ -491,7 +491,7 @@ class TestCommit:
         result = commit.run(settings, tmp_path)
 
         by_module = result.figures["runs"]["2 subtasks, 1 operator"]["profile_s"]
-        assert {"statelog.coordinator.coordinator", "statelog.log.entry", "statelog.storage.posix"} < by_module.keys()
+        assert {"statelog.coordinator.coordinator", "statelog.log.entry", "statelog.storage.local"} < by_module.keys()
         assert "own time: " in result.remarks[-1]
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from statelog.aggregates import sketches
 from statelog.log import entry
-from statelog.runs import format as run_format
+from statelog.runs import schema as run_schema
 
 FIXTURES: Final = Path(__file__).parent
 PAGE: Final = Path(__file__).parents[2] / "docs" / "versioning.md"
@@ -60,5 +60,5 @@ def test_every_version_that_can_be_read_has_a_fixture() -> None:
 def test_the_newest_versions_are_those_of_the_code() -> None:
     read = documented()
     assert max(read["log entry"]) == entry.VERSION
-    assert max(read["run"]) == run_format.MAGIC[-1]
+    assert max(read["run"]) == run_schema.MAGIC[-1]
     assert max(read["sketch"]) == sketches.VERSION

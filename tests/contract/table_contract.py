@@ -12,9 +12,8 @@ import pytest
 
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.operators.keyed.timers import timer_descriptor
-from statelog.runs.format import EXPIRY_COLUMN, Operation, change_schema
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.runs.schema import EXPIRY_COLUMN, Operation, StateDescriptor, StateKind, TimeDomain, change_schema
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
 from statelog.tables.table import EntryRange, KeyBatch, KeyEntries, StateTable
 

@@ -79,7 +79,7 @@ def test_only_upper_packages_know_spark(module: str) -> None:
     [
         ("statelog", {"pyspark", "pyarrow", "pandas", "numpy"}),
         ("statelog.spark.source.clock_source", {"pandas", "statelog.streams", "statelog.coordinator.coordinator"}),
-        ("statelog.spark.worker.keyed_spec", {"statelog.streams", "statelog.coordinator.coordinator"}),
+        ("statelog.spark.worker.specs", {"statelog.streams", "statelog.coordinator.coordinator"}),
         ("statelog.reading.read", {"pyspark", "pandas"}),
     ],
 )

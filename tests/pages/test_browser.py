@@ -12,7 +12,7 @@ import pytest
 
 import statelog
 from statelog.clock import SystemClock
-from statelog.coordinator.restores import Restore, SubtaskRestore
+from statelog.coordinator.active_operator import Restore, SubtaskRestore
 from statelog.tools.pages.live import LiveOperator, Watched
 from statelog.tools.pages.savepoint_list import SavepointFolders
 from statelog.tools.pages.server import App, PageServer

@@ -17,7 +17,7 @@ import pytest
 
 import statelog
 from statelog import CheckpointMetrics, HotKey, StateMetrics, SubtaskMetrics
-from statelog.coordinator.restores import Restore, SubtaskRestore
+from statelog.coordinator.active_operator import Restore, SubtaskRestore
 from statelog.runs.schema import encode_schema
 from statelog.testing.query import ManualClock
 from statelog.tools.pages.live import LiveOperator, Watched

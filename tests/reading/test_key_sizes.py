@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.reading.footers import KeySizes
-from statelog.runs.format import Operation, change_schema
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, change_schema
 
 STATE = StateDescriptor("state", StateKind.MAP, pa.schema({"text": pa.string()}), pa.schema({"entry": pa.string()}))
 ROW_BYTES = 3 * 4

@@ -17,8 +17,7 @@ import pytest
 
 import statelog
 from statelog import CorruptionError, OperatorProcessor, OperatorStats, Options, StatelogError, StateStats
-from statelog.runs.format import TAIL, Footer, StoredBlock
-from statelog.runs.schema import plain_name
+from statelog.runs.schema import TAIL, Footer, StoredBlock, plain_name
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore

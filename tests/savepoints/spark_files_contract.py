@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ErrorKind, StorageError
-from statelog.spark.checkpoint.files import SparkFiles
+from statelog.spark.checkpoint.checkpoint import SparkFiles
 
 TEXT = b'v1\n{"batchTimestampMs":1}\n\xff\n'
 

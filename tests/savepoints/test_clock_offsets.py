@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import StorageError
-from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
-from statelog.spark.checkpoint.files import DirectoryFiles
+from statelog.spark.checkpoint.checkpoint import DirectoryFiles, SparkCheckpoint
 from statelog.spark.checkpoint.logs import BatchOffsets
 from statelog.spark.driver.query_clocks import fit_clock_offsets
 from statelog.storage import LocalStore

@@ -29,7 +29,7 @@ from tests.unit.test_crash_points import When
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here crashes the machine, and syncing would take most of the time."""
-    for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.posix.sync_data"):
+    for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.local.sync_data"):
         monkeypatch.setattr(target, lambda fd: None)
 
 

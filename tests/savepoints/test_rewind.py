@@ -22,7 +22,7 @@ from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Claim
 from statelog.log.open import open_log
 from statelog.options import Options, Tuning
-from statelog.spark.checkpoint import files as spark_files_module
+from statelog.spark.checkpoint import checkpoint as checkpoint_module
 from statelog.storage import LocalStore
 from tests.model.engine import Command, command_query, command_rows
 from tests.model.operator_engine import OperatorEngine
@@ -197,7 +197,7 @@ def test_every_move_is_for_good_before_the_next_one(tmp_path: Path, monkeypatch:
         return rename(source, target)
 
     monkeypatch.setattr(Path, "rename", move)
-    monkeypatch.setattr(spark_files_module, "sync_directory", pending.discard)
+    monkeypatch.setattr(checkpoint_module, "sync_directory", pending.discard)
     statelog.rewind(tmp_path, location=location)
 
     assert moved == [name for batch in (4, 3, 3, 2) for name in (f".{batch}.crc", f"{batch}")]

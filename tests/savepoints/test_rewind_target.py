@@ -15,8 +15,7 @@ from statelog.log.entry import QueryCheckpoint, Section
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.queries.stopped import StoppedQuery
 from statelog.runs.key_groups import hash_range
-from statelog.spark.checkpoint.checkpoint import COMMITS, SparkCheckpoint
-from statelog.spark.checkpoint.files import StoreFiles
+from statelog.spark.checkpoint.checkpoint import COMMITS, SparkCheckpoint, StoreFiles
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import LinkedStore, link
 

@@ -25,10 +25,17 @@ from statelog.operators.keyed.timers import timer_descriptor
 from statelog.queries.load import keyed_loads, load_keyed
 from statelog.queries.save import TableFile, file_schema, save_operator
 from statelog.reading.rows import one_by_one
-from statelog.runs.format import VALUE_COLUMN, Operation, change_schema
 from statelog.runs.keys import KeyCodec
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
+from statelog.runs.schema import (
+    VALUE_COLUMN,
+    Operation,
+    StateDescriptor,
+    StateKind,
+    TimeDomain,
+    change_schema,
+    decode_schema,
+)
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
 

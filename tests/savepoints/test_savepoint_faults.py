@@ -15,8 +15,7 @@ from statelog import ConfigurationError
 from statelog.queries import load, save, save_restore
 from statelog.reading.savepoint import Manifest
 from statelog.spark.checkpoint import location as checkpoint_location
-from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
-from statelog.spark.checkpoint.files import StoreFiles
+from statelog.spark.checkpoint.checkpoint import SparkCheckpoint, StoreFiles
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import FaultStore
 from tests.compat.test_fixtures import KEYS, expected, write_location

@@ -9,8 +9,7 @@ import pytest
 
 from statelog import ConfigurationError, ErrorKind
 from statelog.spark.checkpoint import location as checkpoint_location
-from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
-from statelog.spark.checkpoint.files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.spark.checkpoint.checkpoint import DirectoryFiles, SparkCheckpoint, SparkFiles, StoreFiles
 from statelog.spark.checkpoint.location import open_checkpoint, state_home, state_location
 from statelog.spark.driver import internals
 from statelog.storage import LocalStore

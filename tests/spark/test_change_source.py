@@ -16,8 +16,7 @@ from pyspark.sql.streaming import StreamingQuery
 import statelog
 from statelog import StatelogError
 from statelog.reading.consumer import OWNER
-from statelog.spark.source.change_source import ChangeReader
-from statelog.spark.source.source_options import SourceOptions
+from statelog.spark.source.change_source import ChangeReader, SourceOptions
 from tests.reading.story import STATES, Story
 from tests.reading.test_changes import Rows, replayed
 from tests.reading.test_changes_with_before import require_before

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, Step, StorageError
-from statelog.spark.checkpoint.files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.spark.checkpoint.checkpoint import DirectoryFiles, SparkFiles, StoreFiles
 from statelog.spark.checkpoint.location import HadoopFiles, open_checkpoint
 from statelog.storage import LocalStore
 from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract

@@ -21,7 +21,7 @@ class Disk:
         self._root = root
         self._files: dict[int, bytes] = {}
         self._folders: dict[str, dict[str, int]] = {}
-        for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.posix.sync_data"):
+        for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.local.sync_data"):
             monkeypatch.setattr(target, self._sync)
 
     def _sync(self, fd: int) -> None:

@@ -25,8 +25,7 @@ from statelog.errors import ConfigurationError, ErrorKind, StatelogError, Storag
 from statelog.storage import LocalStore, Store, open_store
 from statelog.storage.location import ObjectLocation
 from statelog.storage.objects import Answer, Bucket, Clients, ObjectStore, storage_error
-from statelog.storage.open import local_path
-from statelog.storage.probe import check_put_if_absent, require_shared
+from statelog.storage.open import check_put_if_absent, local_path, require_shared
 from statelog.storage.store import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 

@@ -28,7 +28,7 @@ from statelog.coordinator.batch import BatchTime
 from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Reply, Request, Tick
 from statelog.runs.byte_slices import Budget
-from statelog.storage import LocalStore, Store, local, posix
+from statelog.storage import LocalStore, Store, local
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalQuery
@@ -520,7 +520,7 @@ def main(connection_fd: int) -> None:
     # A collection in a fork would copy the pages that it shares, and no fork lives for long.
     gc.disable()
     # Nothing here crashes the machine.
-    for module, name in ((os, "fsync"), (local, "sync_data"), (posix, "sync_data")):
+    for module, name in ((os, "fsync"), (local, "sync_data")):
         setattr(module, name, lambda fd: None)
     with Connection(connection_fd) as test:
         while True:

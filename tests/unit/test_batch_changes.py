@@ -10,10 +10,9 @@ import pytest
 
 from statelog.operators.keyed import changes as changes_module
 from statelog.operators.keyed.changes import BatchChanges
-from statelog.runs.format import VALUE_COLUMN
 from statelog.runs.merge import merge_runs
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import VALUE_COLUMN, StateDescriptor, StateKind
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import KeyBatch
 

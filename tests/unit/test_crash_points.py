@@ -103,7 +103,7 @@ BATCHES = [[(key, 7 * batch + key) for key in range(5)] for batch in range(4)]
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here crashes the machine."""
-    for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.posix.sync_data"):
+    for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.local.sync_data"):
         monkeypatch.setattr(target, lambda fd: None)
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import statelog
 from statelog import ArrowProcessor, ConfigurationError, Observer, Options, Ttl, Tuning, Watermark
-from statelog.durations import in_milliseconds, in_seconds
+from statelog.numbers import in_milliseconds, in_seconds
 from statelog.testing import Harness, TwsTester
 from tests.options import make_options
 

@@ -19,10 +19,9 @@ from statelog.coordinator.admission import OperatorConfig
 from statelog.coordinator.admission import admit as admit_start
 from statelog.log.entry import Checkpoint
 from statelog.runs.evolution import recorded_schema, require_evolution
-from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import merge_runs
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, TimeDomain, change_schema
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable

@@ -16,9 +16,8 @@ from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.cursor import KeyCursor
 from statelog.operators.keyed.values import ValueState
 from statelog.runs.byte_slices import BUDGET, Budget
-from statelog.runs.format import Operation
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import Operation, StateDescriptor, StateKind
 from statelog.runs.times import Moment
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, encode_run
 from statelog.tables.runs import RunsTable

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.runs.format import Operation, change_schema
 from statelog.runs.key_rows import BinaryValues, KeyRows
 from statelog.runs.reader import Run, RunBlock, RunSection
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, change_schema
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.tables.runs import RunsTable
 from tests.contract.table_contract import MAP, TIMERS, VALUE, Change, encode_timers, make_keys, make_run, make_timers

@@ -25,10 +25,9 @@ from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.snapshot import Elements as SectionElements
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
 from statelog.runs.byte_slices import Budget, RowsTooLarge, size_of
-from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import MergePosition, RunMerge, merge_runs
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, change_schema
 from statelog.runs.times import Moment
 from statelog.runs.writer import STORED_BLOCK_BYTES, RunWriter, StateChanges, encode_run
 from statelog.stopwatch import Stopwatch

@@ -23,11 +23,10 @@ from statelog.local.runs import FileStamps, LocalRun, LocalRuns
 from statelog.local.use import in_use
 from statelog.log.references import Level, StoredRun
 from statelog.runs import digests
-from statelog.runs.format import Operation
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, TimeDomain
+from statelog.runs.schema import Operation, StateDescriptor, TimeDomain
 from statelog.runs.times import Moment
 from statelog.runs.writer import StateChanges, encode_run
 from statelog.storage import LocalStore

@@ -14,9 +14,8 @@ from statelog.local.materializer import MaintenanceRequest, Materialized
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.metrics import Step
-from statelog.runs.format import Operation
 from statelog.runs.merge import Garbage
-from statelog.runs.schema import TimeDomain
+from statelog.runs.schema import Operation, TimeDomain
 from statelog.runs.times import Moment
 from statelog.tasks.keyed_task import Maintenance
 from tests.attempts import make_attempt, make_begun

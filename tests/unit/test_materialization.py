@@ -21,10 +21,9 @@ from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import Checkpoint, QueryCheckpoint
 from statelog.runs.byte_slices import Budget
-from statelog.runs.format import Operation
 from statelog.runs.key_groups import hash_range
 from statelog.runs.merge import Garbage
-from statelog.runs.schema import TimeDomain
+from statelog.runs.schema import Operation, TimeDomain
 from statelog.runs.times import Moment
 from statelog.storage import LocalStore
 from statelog.testing import Harness

@@ -22,11 +22,10 @@ from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import Level
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET, Budget
-from statelog.runs.format import Operation
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
-from statelog.runs.schema import TimeDomain
+from statelog.runs.schema import Operation, TimeDomain
 from statelog.runs.times import Moment
 from statelog.runs.writer import STORED_BLOCK_BYTES
 from statelog.sealed import seal

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from statelog.local.runs import LocalRun, LocalRuns
-from statelog.runs.format import Operation
 from statelog.runs.reader import Run
+from statelog.runs.schema import Operation
 from statelog.tables.memory import MemoryTable
 from statelog.tables.open import MemoryTables
 from tests.contract.table_contract import VALUE, encode_changes, make_keys, write_run

@@ -12,8 +12,7 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, Options
-from statelog.durations import checked_seconds
-from statelog.numbers import checked_whole
+from statelog.numbers import checked_seconds, checked_whole
 from tests.options import make_options
 
 NUMBERS = {field.name: field.default for field in fields(Options) if type(field.default) in (int, float)}

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError, ErrorKind, Options
-from statelog.spark.worker.unkeyed_spec import UnkeyedSpec
+from statelog.spark.worker.specs import UnkeyedSpec
 
 InputRow = tuple[str | None, str | None, int, int, bool]
 """Its value, that of a broadcast row, subtask, time and whether it is a broadcast row; the hash comes after them."""

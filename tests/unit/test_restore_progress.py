@@ -21,8 +21,8 @@ from statelog import (
     Tuning,
     meanings,
 )
+from statelog.coordinator.active_operator import Restore, RestoringSubtasks, SubtaskRestore
 from statelog.coordinator.checkpoint_metrics import KeptMetrics
-from statelog.coordinator.restores import Restore, RestoringSubtasks, SubtaskRestore
 from statelog.history.restore_plan import ClippedSegment, RestorePlan
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.rpc.messages import ReadProgress, TaskId

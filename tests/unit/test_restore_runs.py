@@ -17,11 +17,10 @@ from statelog.local.restore import read_level, restore_runs
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs import digests
-from statelog.runs.format import Operation
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
-from statelog.runs.schema import TimeDomain
+from statelog.runs.schema import Operation, TimeDomain
 from statelog.runs.times import Moment
 from statelog.storage import LocalStore
 from tests.contract.table_contract import VALUE, encode_changes

@@ -25,10 +25,9 @@ from pyspark.sql.streaming import StatefulProcessor
 from statelog import ConfigurationError, ErrorKind, Options, StorageError, Ttl
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import ROCKSDB_FOLDER, LocalRun, LocalRuns
-from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, TimeDomain, change_schema
 from statelog.runs.times import Moment
 from statelog.tables import open as tables
 from statelog.tables.open import open_rocksdb

@@ -15,11 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from statelog import CorruptionError
-from statelog.runs.format import Operation, change_schema
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, choose_merge, merge_runs
 from statelog.runs.reader import Run, RunBlock
-from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, stored_name
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, TimeDomain, change_schema, stored_name
 from statelog.runs.times import Moment
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.tables.memory import MemoryTable

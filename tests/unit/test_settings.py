@@ -22,8 +22,7 @@ from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.history.query_history import read_history
-from statelog.history.settings import RULES, Verdict, changes, inherit, require_convertible
-from statelog.history.window_settings import WindowSettings
+from statelog.history.settings import RULES, Verdict, WindowSettings, changes, inherit, require_convertible
 from statelog.log.entry import Checkpoint
 from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator

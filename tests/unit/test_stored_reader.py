@@ -13,11 +13,10 @@ from statelog import CorruptionError, ErrorKind, StatelogError, StorageError
 from statelog.local.stored_reader import TAIL_BYTES, RunMemory, StoredBytes, read_ahead, read_run, read_threads
 from statelog.log.references import StoredRun
 from statelog.runs import digests
-from statelog.runs.format import MAGIC, Operation, change_schema
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import clip_run
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateSchema
+from statelog.runs.schema import MAGIC, Operation, StateSchema, change_schema
 from statelog.runs.writer import StateChanges, encode_run
 from statelog.storage import LocalStore
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from statelog.stopwatch import Part, Stopwatch
-from statelog.tables.timed import TimedTable
+from statelog.tables.table import TimedTable
 from tests.unit.test_stopwatch import SetClock
 
 Call = tuple[str, tuple[Any, ...]]

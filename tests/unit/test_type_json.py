@@ -43,7 +43,7 @@ from statelog.convert.ddl import parse_type_json
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.log.references import SegmentRef
 from statelog.runs import digests
-from statelog.spark.worker.output_spec import output_columns
+from statelog.spark.worker.specs import output_columns
 from statelog.storage import LocalStore
 from statelog.tasks.output_task import StoredRows
 

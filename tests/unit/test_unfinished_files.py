@@ -18,9 +18,9 @@ from statelog.history.restore_plan import Extent
 from statelog.local.restore import SharedReads
 from statelog.local.runs import LocalRun, LocalRuns, LocalSnapshots
 from statelog.local.use import in_use
-from statelog.runs.format import Operation
 from statelog.runs.key_groups import hash_range
 from statelog.runs.reader import Run
+from statelog.runs.schema import Operation
 from statelog.storage import LocalStore
 from tests.contract.table_contract import VALUE, make_run
 from tests.model.engine import Engine
@@ -112,7 +112,7 @@ def test_a_write_that_is_interrupted_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("statelog.files.cut", interrupt)
-    monkeypatch.setattr("statelog.storage.posix.cut", interrupt)
+    monkeypatch.setattr("statelog.storage.local.cut", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write(root, True)
     assert left(root) == []

@@ -23,7 +23,7 @@ from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import NO_TIME_MS, Moment
-from statelog.spark.worker.keyed_spec import NO_ROWS
+from statelog.spark.worker.specs import NO_ROWS
 from statelog.stopwatch import Stopwatch
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, KeyEntries

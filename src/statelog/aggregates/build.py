@@ -19,10 +19,9 @@ from statelog.aggregates.operator import Completion, KeyedAggregates, key_named
 from statelog.aggregates.rows import Deduplicate, LatestRow, TopRows
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
-from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
 from statelog.history.settings import AGGREGATE, COLUMN_TYPE
-from statelog.numbers import checked_whole
+from statelog.numbers import Duration, checked_whole, in_milliseconds
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.indexing import IndexedRows, index_rows
 from statelog.runs.byte_slices import BUDGET, cut_rows

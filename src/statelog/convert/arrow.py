@@ -14,8 +14,8 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from statelog.convert.types import arrow_type
-from statelog.durations import Duration
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.numbers import Duration
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import EntryColumns, TimerColumns, ValueColumns
 from statelog.operators.keyed.indexing import IndexedRows

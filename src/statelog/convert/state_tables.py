@@ -19,10 +19,17 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.operators.unkeyed.snapshot import section_schema
 from statelog.operators.unkeyed.states import OperatorStateDescriptor
 from statelog.runs.byte_slices import BUDGET, cut_rows, gather_rows, join_rows
-from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.runs.key_groups import Hashes
 from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
+from statelog.runs.schema import (
+    EXPIRY_COLUMN,
+    VALUE_COLUMN,
+    Operation,
+    StateDescriptor,
+    StateKind,
+    StateSchema,
+    change_schema,
+)
 from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWriter
 
 HASH: Final = "hash"

@@ -24,9 +24,9 @@ from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns
 from statelog.log.references import Level, StoredRun
 from statelog.log_fields import get_logger
 from statelog.runs import digests
-from statelog.runs.format import Footer
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, MergePosition, RunMerge, merge_runs
+from statelog.runs.schema import Footer
 from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWriter
 from statelog.sealed import seal, unseal
 from statelog.storage import Store

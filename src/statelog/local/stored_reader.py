@@ -15,9 +15,9 @@ from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.history.restore_plan import SHARED_BYTES
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.runs import digests
-from statelog.runs.format import MAGIC, TAIL
 from statelog.runs.key_groups import HashRange
 from statelog.runs.reader import Run
+from statelog.runs.schema import MAGIC, TAIL
 from statelog.storage import Store
 
 TAIL_BYTES: Final = 64 << 10

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from statelog.clock import Clock, SystemClock
 from statelog.coordinator.garbage import find_orphans
-from statelog.durations import Seconds, checked_seconds
 from statelog.errors import CorruptionError, StatelogError, StorageError
 from statelog.history.pins import has_expired, read_pin
 from statelog.history.query_history import QueryHistory, read_history
@@ -27,6 +26,7 @@ from statelog.log.open import (
     open_location,
     open_log,
 )
+from statelog.numbers import Seconds, checked_seconds
 from statelog.options import Options
 from statelog.reading.open import open_query
 from statelog.storage import ObjectInfo, Store

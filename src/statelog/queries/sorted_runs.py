@@ -20,8 +20,17 @@ from statelog.convert.state_tables import EXPIRES, HASH, POSITION, Positions, St
 from statelog.log.open import open_location
 from statelog.log.references import StoredRun
 from statelog.runs import digests
-from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
-from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema, encode_schema
+from statelog.runs.schema import (
+    EXPIRY_COLUMN,
+    VALUE_COLUMN,
+    Operation,
+    StateDescriptor,
+    StateKind,
+    StateSchema,
+    change_schema,
+    decode_schema,
+    encode_schema,
+)
 from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWriter
 from statelog.spark.plan.keyed_plan import KeyedFrame
 from statelog.spark.plan.placement import to_subtasks

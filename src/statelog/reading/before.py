@@ -20,13 +20,19 @@ import pyarrow.compute as pc
 from statelog.history.restore_plan import RestorePlan
 from statelog.log.references import SegmentRef
 from statelog.reading.keys import distinct_keys
-from statelog.reading.rows import rows_of
-from statelog.reading.run_search import FoundTooMuch, Keep, RunSearch, SearchedPart, parts_of, segment_parts
+from statelog.reading.rows import FoundTooMuch, Keep, RunSearch, SearchedPart, parts_of, rows_of, segment_parts
 from statelog.runs.byte_slices import BUDGET, Positions, gather_rows, joined_column, row_ends, size_of, stretches
-from statelog.runs.format import EXPIRY_COLUMN, Operation, change_schema
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.key_groups import Hashes
-from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, stored_name
+from statelog.runs.schema import (
+    EXPIRY_COLUMN,
+    Operation,
+    StateDescriptor,
+    StateKind,
+    StateSchema,
+    change_schema,
+    stored_name,
+)
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.storage import Store
 

@@ -27,12 +27,19 @@ from statelog.reading.point import At, is_settled
 from statelog.reading.read import open_reader
 from statelog.reading.rows import PART_BYTES, ReadPart, merged_rows, part_sizes, scan_part
 from statelog.reading.states import chosen_columns, chosen_state, shown_name
-from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.keys import KeyCodec
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
+from statelog.runs.schema import (
+    EXPIRY_COLUMN,
+    VALUE_COLUMN,
+    Operation,
+    StateDescriptor,
+    StateKind,
+    StateSchema,
+    change_schema,
+)
 from statelog.runs.times import Moment
 
 CHANGE: Final = "change"

@@ -25,10 +25,9 @@ from statelog.operators.unkeyed.snapshot import section_sizes
 from statelog.reading.rows import ReadPart
 from statelog.runs import digests
 from statelog.runs.byte_slices import Positions, bytes_before
-from statelog.runs.format import VALUE_COLUMN
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, HashRange
 from statelog.runs.reader import Run
-from statelog.runs.schema import plain_name
+from statelog.runs.schema import VALUE_COLUMN, plain_name
 from statelog.storage import Store
 
 

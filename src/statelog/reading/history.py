@@ -12,8 +12,7 @@ import pyarrow as pa
 from statelog.clock import SystemClock
 from statelog.errors import PinExpiredError, StateMissingError
 from statelog.history.pins import pins_of
-from statelog.reading.change_columns import BATCH, ChangeColumns
-from statelog.reading.changes import change_rows, change_table, first_with_changes
+from statelog.reading.changes import BATCH, ChangeColumns, change_rows, change_table, first_with_changes
 from statelog.reading.checkpoints import LoggedPoint
 from statelog.reading.keys import encoded_keys
 from statelog.reading.open import open_logged

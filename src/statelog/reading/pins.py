@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statelog.clock import SystemClock
-from statelog.durations import Seconds, checked_seconds
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.history.footprint import Footprint
 from statelog.history.pins import HeldPin, Pin, has_expired, read_pin
 from statelog.log.open import PINS_FOLDER
+from statelog.numbers import Seconds, checked_seconds
 from statelog.reading.checkpoints import StoredQuery
 from statelog.reading.open import find_log, open_query
 from statelog.reading.point import At

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from statelog.convert.state_tables import HASH, ElementColumns, StateColumns
 from statelog.errors import ConfigurationError
-from statelog.history.window_settings import ROWS_STATE
+from statelog.history.settings import ROWS_STATE
 from statelog.operators.keyed.timers import TIMERS
 from statelog.reading.keys import Keys
 from statelog.reading.point import Point

@@ -15,14 +15,13 @@ from statelog.aggregates.list_kernels import ListTooLarge
 from statelog.aggregates.stored_aggregates import StoredAggregates
 from statelog.convert.state_tables import HASH, first_rows, prefixed
 from statelog.errors import ProcessorError
-from statelog.history.window_settings import WindowKind, WindowResults, WindowSettings
+from statelog.history.settings import WindowKind, WindowResults, WindowSettings
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.operators.keyed.time_reader import entry_numbers
 from statelog.reading.point import Point
 from statelog.runs.byte_slices import BUDGET
-from statelog.runs.format import VALUE_COLUMN
 from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import StateSchema, decode_schema
+from statelog.runs.schema import VALUE_COLUMN, StateSchema, decode_schema
 from statelog.windows.pane_columns import PaneMerge, Panes
 
 WINDOWS: Final = "windows"

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.runs.format import Operation
 from statelog.runs.reader import RunBlock, RunSection
+from statelog.runs.schema import Operation
 
 _CLEAR: Final = int(Operation.CLEAR)
 _SAMPLED_ROWS: Final = 64

@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 
 from statelog.runs.byte_slices import BUDGET, Positions, gather_rows, join_rows, joined_column, size_of
 from statelog.runs.evolution import merged_schema
-from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.key_groups import HashRange
 from statelog.runs.reader import Run, RunBlock, RunSection
-from statelog.runs.schema import StateDescriptor, is_deleted
+from statelog.runs.schema import EXPIRY_COLUMN, VALUE_COLUMN, Operation, StateDescriptor, is_deleted
 from statelog.runs.times import Moment
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
 

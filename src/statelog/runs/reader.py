@@ -20,7 +20,8 @@ from statelog.errors import CorruptionError, ErrorKind
 from statelog.runs.arrow_messages import MalformedMessage, read_batch
 from statelog.runs.byte_slices import Positions, bytes_before
 from statelog.runs.evolution import can_read, project
-from statelog.runs.format import (
+from statelog.runs.key_groups import Hashes, HashRange
+from statelog.runs.schema import (
     MAGIC,
     ORDER_COLUMN,
     TAIL,
@@ -28,11 +29,11 @@ from statelog.runs.format import (
     VALUE_COLUMN,
     Footer,
     Operation,
+    StateDescriptor,
     StoredBlock,
     change_schema,
+    plain_name,
 )
-from statelog.runs.key_groups import Hashes, HashRange
-from statelog.runs.schema import StateDescriptor, plain_name
 from statelog.sealed import MALFORMED
 
 _footer_decoder: Final = msgspec.msgpack.Decoder(Footer)
@@ -312,7 +313,7 @@ class RunBlock:
 
     @cached_property
     def operations(self) -> npt.NDArray[np.uint8]:
-        """The :class:`~statelog.runs.format.Operation` of each row."""
+        """The :class:`~statelog.runs.schema.Operation` of each row."""
         operations: npt.NDArray[np.uint8] = self.batch.column(3).to_numpy()
         return operations
 

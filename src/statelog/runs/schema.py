@@ -1,12 +1,14 @@
-"""Descriptions of states: name, kind, and the types of their values."""
+"""Descriptions of states, and the parts of a run; ``docs/format.md`` specifies the byte layout."""
 
 from __future__ import annotations
 
 import re
+import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 import msgspec
@@ -14,6 +16,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.runs.arrow_messages import require_plain
+from statelog.runs.key_groups import KeyHash, Natural
 
 _GENERATION: Final = re.compile(r"\$(\d+)\$(.*)", re.DOTALL)
 
@@ -161,3 +164,73 @@ def _unknown(what: str, error: Exception) -> CorruptionError:
         kind=ErrorKind.FORMAT,
         hint="The file is damaged or was written by another version of statelog.",
     )
+
+
+MAGIC: Final = b"SLRUN\x00\x00\x01"
+TAIL: Final = struct.Struct("<IQ4s")
+TAIL_MAGIC: Final = b"SLR1"
+ALIGNMENT: Final = 64
+_COLUMNS: Final = [
+    pa.field("hash", pa.uint64(), nullable=False),
+    pa.field("key", pa.binary(), nullable=False),
+    pa.field("entry", pa.binary(), nullable=False),
+    pa.field("op", pa.uint8(), nullable=False),
+    pa.field("expiry", pa.int64()),
+]
+EIGHTHS: Final = 8
+EXPIRY_COLUMN: Final = 4
+"""Index of the expiry column: the time in milliseconds from which a put no longer counts; null is never."""
+VALUE_COLUMN: Final = len(_COLUMNS)
+"""Index of the first value column of a batch of changes."""
+ORDER_COLUMN: Final = "by_time"
+"""Name of the last column of timers."""
+
+
+class Operation(IntEnum):
+    """The effect of a row on the entry that it names."""
+
+    PUT = 0
+    DELETE = 1
+    CLEAR = 2
+    """Removes all entries of the key that older runs hold; sorts before the key's other rows."""
+
+
+class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A block, as the footer lists it."""
+
+    state: int
+    """Index in the states of the footer."""
+    offset: Natural
+    length: Natural
+    rows: Natural
+    first_hash: KeyHash
+    last_hash: KeyHash
+    checksum: int
+    size_bytes: Natural
+    """Size of the columns without compression."""
+    expiries: list[int] = []
+    """The times by which one, two and more eighths of the rows expire, rounded up; ends before the first that never do.
+
+    Eighths tell a merge how much it would leave out, without a look at the rows.
+    """
+
+    def expired_rows(self, now_ms: int) -> int:
+        """At least so many rows have expired."""
+        return -(-self.rows * bisect_right(self.expiries, now_ms) // EIGHTHS)
+
+
+class Footer(msgspec.Struct, frozen=True):
+    """The states of a run, and its blocks."""
+
+    states: list[StateSchema]
+    blocks: list[StoredBlock]
+
+
+def change_schema(state: StateDescriptor) -> pa.Schema:
+    """Columns of a state's changes: hash, key, entry, operation, expiry and the value's fields.
+
+    Timers have one more, which the writer fills in: the rows of a block in order of their times.
+    """
+    values = [pa.field(f"v{i}", field.type) for i, field in enumerate(state.value_schema)]
+    order = [pa.field(ORDER_COLUMN, pa.uint32())] if state.kind is StateKind.TIMER else []
+    return pa.schema(_COLUMNS + values + order)

@@ -8,9 +8,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
-from statelog.numbers import is_whole
+from statelog.numbers import Duration, in_milliseconds, is_whole
 from statelog.runs.schema import TimeDomain
 
 NO_TIME_MS: Final = -(1 << 63)

@@ -14,7 +14,8 @@ import xxhash
 
 from statelog.files import cut
 from statelog.runs.byte_slices import BUDGET, Positions, join_rows, row_ends
-from statelog.runs.format import (
+from statelog.runs.key_groups import Hashes
+from statelog.runs.schema import (
     ALIGNMENT,
     EIGHTHS,
     EXPIRY_COLUMN,
@@ -23,10 +24,11 @@ from statelog.runs.format import (
     TAIL_MAGIC,
     VALUE_COLUMN,
     Footer,
+    StateDescriptor,
+    StateKind,
+    StateSchema,
     StoredBlock,
 )
-from statelog.runs.key_groups import Hashes
-from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 
 STORED_BLOCK_ROWS: Final = 16_384
 """Rows per block of a stored run: small enough that a rescaled subtask reads little it does not need."""

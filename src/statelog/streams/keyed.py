@@ -21,8 +21,8 @@ from statelog.aggregates.functions import Aggregate
 from statelog.convert.arrow import ArrowProcessor
 from statelog.convert.codecs import ArrowCodecs, FrameCodecs, RowCodecs
 from statelog.convert.times import TimeMode
-from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError
+from statelog.numbers import Duration, in_milliseconds
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
 from statelog.spark.plan.checks import is_ansi, is_case_sensitive, require_classic

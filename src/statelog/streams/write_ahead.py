@@ -9,8 +9,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statelog.errors import ConfigurationError
 from statelog.options import Options
-from statelog.spark.plan.output_plan import options_in_front, store_output
 from statelog.spark.plan.plan import StatelogArguments
+from statelog.spark.plan.unkeyed_plan import options_in_front, store_output
 
 
 def write_ahead(

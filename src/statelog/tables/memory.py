@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from statelog.runs.byte_slices import BUDGET, Pace, in_parts, to_array
 from statelog.runs.evolution import project
-from statelog.runs.format import VALUE_COLUMN, Operation
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor
+from statelog.runs.schema import VALUE_COLUMN, Operation, StateDescriptor
 from statelog.tables.table import (
     EntryCounts,
     EntryPage,

@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, ProcessorError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.use import disk_error
-from statelog.runs.format import Operation
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, TimeDomain, is_deleted
 from statelog.runs.times import Moment
 from statelog.sealed import MALFORMED
 from statelog.tables.rocksdb_format import (

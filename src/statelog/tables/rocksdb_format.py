@@ -24,8 +24,7 @@ import pyarrow.compute as pc
 
 from statelog.runs.byte_slices import BUDGET, in_parts, to_array
 from statelog.runs.evolution import project
-from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN
-from statelog.runs.schema import StateDescriptor, StateSchema
+from statelog.runs.schema import EXPIRY_COLUMN, VALUE_COLUMN, StateDescriptor, StateSchema
 from statelog.tables.table import EntryPage, EntryRange, EntryRows, FoundEntry, KeyBatch, KeyEntries
 
 VERSION: Final = 1

@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.runs.byte_slices import Budget, Positions, gather_rows, joined_column, row_ends
-from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.key_rows import BinaryValues, KeyRows
 from statelog.runs.reader import RunSection
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import EXPIRY_COLUMN, VALUE_COLUMN, Operation, StateDescriptor, StateKind, change_schema
 from statelog.tables.table import EntryPage, EntryRange, EntryRows, FoundEntry, KeyBatch, KeyEntries, ValueRows
 
 _PUT: Final = int(Operation.PUT)

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.runs.byte_slices import BUDGET, Budget, Positions, joined_column
-from statelog.runs.format import VALUE_COLUMN, Operation
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.reader import Run, RunBlock, RunSection
-from statelog.runs.schema import StateDescriptor
+from statelog.runs.schema import VALUE_COLUMN, Operation, StateDescriptor
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
 from statelog.tables.run_entries import EntriesInRuns, Gatherer, as_changes
 from statelog.tables.table import (

@@ -32,7 +32,7 @@ from statelog.runs.times import Watermark
 from statelog.spark.plan.checks import checked_uid, warn_of_deleted
 from statelog.spark.plan.declare import declare_keyed
 from statelog.spark.plan.keyed_plan import check_processor, own_event_time, result_event_time, time_domains
-from statelog.spark.worker.keyed_spec import NO_ROWS, KeyedSpec
+from statelog.spark.worker.specs import NO_ROWS, KeyedSpec
 from statelog.spark.worker.worker import pickled_processor
 from statelog.tasks.attempt import Attempt
 from statelog.tasks.keyed_task import BatchInput, KeyedTask

@@ -15,8 +15,8 @@ from pyspark.sql.types import Row
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.coordinator.batch import BatchTime
-from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ProcessorError, StatelogError
+from statelog.numbers import Duration, in_milliseconds
 from statelog.operators.event_time import EventTime, WatermarkPolicy
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle

@@ -24,7 +24,7 @@ from statelog.runs.key_groups import row_hashes, subtasks_of
 from statelog.spark.plan.checks import checked_uid
 from statelog.spark.plan.declare import declare_unkeyed
 from statelog.spark.plan.unkeyed_plan import require_broadcast_method
-from statelog.spark.worker.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
+from statelog.spark.worker.specs import BROADCAST_COLUMN, UnkeyedSpec
 from statelog.spark.worker.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, pickled_processor
 from statelog.storage import LocalStore
 from statelog.tasks.attempt import Attempt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statelog.durations import LONGEST_MS, Duration, in_milliseconds
 from statelog.errors import ConfigurationError
+from statelog.numbers import LONGEST_MS, Duration, in_milliseconds
 from statelog.windows.pane_columns import Panes
 
 

@@ -18,8 +18,16 @@ from statelog.convert.python_values import exact_type
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema, parse_output, parse_schema
 from statelog.errors import ConfigurationError
-from statelog.history.settings import AGGREGATE, COLUMN_TYPE, LATENESS, VALUE_DETAIL
-from statelog.history.window_settings import COUNT_FIELD, COUNT_STATE, WindowKind, WindowResults
+from statelog.history.settings import (
+    AGGREGATE,
+    COLUMN_TYPE,
+    COUNT_FIELD,
+    COUNT_STATE,
+    LATENESS,
+    VALUE_DETAIL,
+    WindowKind,
+    WindowResults,
+)
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.columns import ValueColumns
 from statelog.operators.keyed.values import AggregateFunction

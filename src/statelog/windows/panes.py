@@ -12,7 +12,7 @@ import pyarrow as pa
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
 from statelog.convert.codecs import ColumnCodecs
-from statelog.history.window_settings import PANES_STATE
+from statelog.history.settings import PANES_STATE
 from statelog.operators.keyed.columns import TimerColumns
 from statelog.operators.keyed.time_columns import TimeColumns, TimeRows
 from statelog.runs.byte_slices import BUDGET

@@ -19,7 +19,7 @@ from statelog.aggregates.kernels import Columns
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
 from statelog.convert.types import arrow_type, from_storage
-from statelog.history.window_settings import ROWS_STATE
+from statelog.history.settings import ROWS_STATE
 from statelog.operators.keyed.column_caller import KeyFailure
 from statelog.operators.keyed.outputs import Outputs, rare_garbage_collection
 from statelog.operators.keyed.time_columns import TimeColumns, TimeRows

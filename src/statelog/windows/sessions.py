@@ -12,7 +12,7 @@ import pyarrow as pa
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
 from statelog.convert.codecs import ColumnCodecs
-from statelog.history.window_settings import SESSION_END_FIELD, SESSIONS_STATE
+from statelog.history.settings import SESSION_END_FIELD, SESSIONS_STATE
 from statelog.operators.keyed.columns import TimerColumns
 from statelog.operators.keyed.time_columns import END_MS, TimeColumns, TimeRows
 from statelog.operators.keyed.time_reader import FIRST_MS

@@ -26,7 +26,7 @@ from statelog.__main__ import main
 from statelog.queries import load, migrate
 from statelog.queries.transform_with_state import SparkOperator, SparkState
 from statelog.spark.checkpoint import location as checkpoint_location
-from statelog.spark.checkpoint.files import DirectoryFiles
+from statelog.spark.checkpoint.checkpoint import DirectoryFiles
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore, When
 from tests.spark.dropin import processors

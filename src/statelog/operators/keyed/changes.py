@@ -24,10 +24,9 @@ from statelog.runs.byte_slices import (
     in_parts,
     to_array,
 )
-from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import merge_runs
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind, plain_name
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, change_schema, plain_name
 from statelog.runs.values import RowCodec
 from statelog.runs.writer import (
     LOCAL_BLOCK_ROWS,

@@ -22,9 +22,8 @@ from statelog.operators.keyed.values import (
     Row,
     ValueState,
 )
-from statelog.runs.format import Operation
 from statelog.runs.keys import MapKeyCodec
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import Operation, StateDescriptor, StateKind
 from statelog.runs.times import Ttl
 from statelog.runs.values import RowCodec
 from statelog.shown import shown_value

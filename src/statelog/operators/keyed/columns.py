@@ -19,10 +19,9 @@ from statelog.operators.keyed.cursor import KeyCursor
 from statelog.operators.keyed.operator import StateBinding
 from statelog.operators.keyed.timers import timer_descriptor
 from statelog.runs.byte_slices import Budget, Positions
-from statelog.runs.format import Operation
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import TimeDomain
+from statelog.runs.schema import Operation, TimeDomain
 
 Columns = list[pa.Array]
 Mask = npt.NDArray[np.bool_]

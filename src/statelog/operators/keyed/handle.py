@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Final
 
-from statelog.durations import Duration
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.numbers import Duration
 from statelog.operators.keyed.collections import ListState, MapState, make_row_state
 from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.time_columns import TimeColumns

@@ -15,8 +15,7 @@ from statelog.operators.keyed.row_caller import RowCaller
 from statelog.runs.byte_slices import to_batches
 from statelog.runs.times import NO_TIME_MS
 from statelog.stopwatch import Stopwatch
-from statelog.tables.table import StateTable
-from statelog.tables.timed import TimedTable
+from statelog.tables.table import StateTable, TimedTable
 
 
 class KeyedSubtask:

@@ -22,7 +22,7 @@ from statelog.operators.keyed.time_reader import (
     have_few,
 )
 from statelog.runs.byte_slices import Positions
-from statelog.runs.format import Operation
+from statelog.runs.schema import Operation
 from statelog.tables.table import EntryRows
 
 Int64s = npt.NDArray[np.int64]

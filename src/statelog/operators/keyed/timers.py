@@ -15,9 +15,8 @@ import pyarrow as pa
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
-from statelog.runs.format import Operation
 from statelog.runs.key_columns import differs_from_previous
-from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.runs.schema import Operation, StateDescriptor, StateKind, TimeDomain
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.tables.table import TimerRows
 

@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.log.open import STATE_FOLDER, open_location
-from statelog.spark.checkpoint.checkpoint import SparkCheckpoint
-from statelog.spark.checkpoint.files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.spark.checkpoint.checkpoint import DirectoryFiles, SparkCheckpoint, SparkFiles, StoreFiles
 from statelog.spark.driver import internals
 from statelog.storage.location import OBJECT_STORES, scheme_of
 from statelog.storage.names import is_plain

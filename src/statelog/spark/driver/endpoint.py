@@ -43,7 +43,7 @@ from statelog.spark.driver.query_session import check_file_sink, lift_byte_limit
 from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.spark.source.clock_source import CLOCK_SOURCE
 from statelog.storage import LocalStore
-from statelog.storage.probe import check_put_if_absent
+from statelog.storage.open import check_put_if_absent
 
 _log = get_logger(__name__)
 

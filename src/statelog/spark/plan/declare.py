@@ -12,8 +12,8 @@ from pyspark.sql.types import DataType, DecimalType, StructType
 from statelog.aggregates.functions import Aggregate, Count, stored_type
 from statelog.aggregates.kernels import OVERFLOWED
 from statelog.convert.types import Parse, arrow_type, parse_schema
-from statelog.durations import Duration, in_milliseconds
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
+from statelog.numbers import Duration, in_milliseconds
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.runs.schema import StateKind, StateLife, TimeDomain

@@ -36,7 +36,7 @@ from statelog.spark.plan.plan import (
     registered,
     subtask_of,
 )
-from statelog.spark.worker.keyed_spec import INITIAL_COLUMN, KeyedSpec
+from statelog.spark.worker.specs import INITIAL_COLUMN, KeyedSpec
 from statelog.spark.worker.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
 from statelog.tables.rocksdb import rocksdict_library
 

@@ -32,8 +32,7 @@ from statelog.reading.read import open_rows, select_columns
 from statelog.reading.rows import ReadPart
 from statelog.reading.states import chosen_table
 from statelog.runs.schema import decode_schema
-from statelog.spark.source.change_source import ChangeReader, change_columns
-from statelog.spark.source.source_options import Show, SourceOptions, misuse
+from statelog.spark.source.change_source import ChangeReader, Show, SourceOptions, change_columns, misuse
 
 _MOST_KEYS: Final = 100_000
 """Keys of filters that are looked up; for more the whole state is read."""

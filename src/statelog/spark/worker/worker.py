@@ -42,8 +42,7 @@ from statelog.rpc.channel import RpcPolicy
 from statelog.rpc.messages import Acked, Begun, Reply, Request, TaskId
 from statelog.shown import redact_messages
 from statelog.storage import Store
-from statelog.storage.open import REGISTERED
-from statelog.storage.probe import require_shared
+from statelog.storage.open import REGISTERED, require_shared
 from statelog.tasks.attempt import Attempt, Task, WorkerMemory
 
 HASH_COLUMN: Final = "__statelog_hash"

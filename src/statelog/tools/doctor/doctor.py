@@ -11,10 +11,10 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from statelog.clock import SystemClock
-from statelog.durations import Seconds, checked_seconds
 from statelog.errors import StatelogError
 from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
+from statelog.numbers import Seconds, checked_seconds
 from statelog.options import Options
 from statelog.spark.driver import internals
 from statelog.spark.driver.endpoint import require_endpoint

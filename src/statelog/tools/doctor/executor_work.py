@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pyspark import cloudpickle
 
-import statelog.spark.worker.keyed_spec  # noqa: F401 - all that tasks import must be there
+import statelog.spark.worker.specs  # noqa: F401 - all that tasks import must be there
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ProtocolError
 from statelog.log.open import open_retrying_store

@@ -16,8 +16,7 @@ from statelog.clock import Clock
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError, StorageError
 from statelog.storage import Store
 from statelog.storage.location import OBJECT_STORES, ObjectLocation, scheme_of
-from statelog.storage.open import local_path
-from statelog.storage.probe import check_put_if_absent
+from statelog.storage.open import check_put_if_absent, local_path
 from statelog.storage.store import if_present
 from statelog.tools.doctor.finding import Finding, Findings, Place
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statelog.coordinator.restores import Restore
+from statelog.coordinator.active_operator import Restore
 from statelog.errors import ConfigurationError
 from statelog.metrics import CheckpointMetrics
 
