@@ -56,6 +56,20 @@ def test_round_trip(compression: str | None, block_rows: int) -> None:
     assert all(left[1] < right[0] for left, right in itertools.pairwise(bounds)), "a hash is parted"
 
 
+def test_blocks_are_compressed_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These take longer to begin, some 50 microseconds, than a small block takes to compress."""
+    new_stream, options = pa.ipc.new_stream, []
+
+    def keep(*given: Any, **named: Any) -> Any:
+        options.append(named["options"])
+        return new_stream(*given, **named)
+
+    monkeypatch.setattr(pa.ipc, "new_stream", keep)
+    encode_run([StateChanges(MIXED, [mixed_batch(11)])], compression="lz4", block_rows=4)
+    assert [each.use_threads for each in options] == [False] * len(options)
+    assert options
+
+
 @pytest.mark.parametrize("slice_rows", [1, 4, 7, 100])
 @pytest.mark.parametrize("within", [None, HashRange(0, 3), HashRange(5, 9), HashRange(100, 200)], ids=str)
 def test_one_run_is_copied_block_by_block(

@@ -203,7 +203,8 @@ def _encode_batch(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
     if compression is None:
         return batch.serialize()
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
+    # Threads take longer to begin than a block takes to compress.
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     stream = sink.getvalue()
