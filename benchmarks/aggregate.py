@@ -58,12 +58,11 @@ class AggregateSide(BatchSide):
             return rows.repartition(self.parallelism, "key").mapInArrow(count_batches, "n long")
         if self.is_spark:
             return rows.groupBy("key").agg(F.count("*").alias("n"), F.sum("x").alias("x"), F.sum("y").alias("y"))
-        return statelog.key_by(rows, "key", parallelism=self.parallelism).agg(
+        return statelog.key_by(rows, "key", parallelism=self.parallelism, **self.stored(recorder)).agg(
             n=statelog.Count(),
             x=statelog.Sum("x"),
             y=statelog.Sum("y"),
             combine=self.side == COMBINING,
-            **self.stored(recorder),
         )
 
     def checks(self) -> list[Column]:

@@ -72,9 +72,8 @@ class DedupSide(BatchSide):
             return rows.repartition(self.parallelism, "key").mapInArrow(count_batches, "n long")
         if self.is_spark:
             return rows.dropDuplicates(["key"])
-        return statelog.key_by(rows, "key", parallelism=self.parallelism).dedup(
-            1000 * self.ttl_s or None, **self.stored(recorder)
-        )
+        keyed = statelog.key_by(rows, "key", parallelism=self.parallelism, **self.stored(recorder))
+        return keyed.dedup(1000 * self.ttl_s or None)
 
     def checks(self) -> list[Column]:
         if self.side == CEILING:

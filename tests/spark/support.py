@@ -411,9 +411,14 @@ def is_alive(pid: int) -> bool:
 
 
 def make_session(master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A small session."""
+    """A small session, in which Spark starts few processes for its own files of a checkpointLocation."""
+    fast = {
+        name: value
+        for name, value in statelog.spark_conf(local_checkpoints=True).items()
+        if name not in statelog.spark_conf()
+    }
     return (
-        SparkSession.builder.config(map=dict(settings or {}))
+        SparkSession.builder.config(map={**fast, **(settings or {})})
         .master(master)
         .appName("statelog-tests")
         .config("spark.ui.enabled", "false")

@@ -204,8 +204,8 @@ class Chain:
         source = self._session.readStream.schema("key string, time timestamp").option("maxFilesPerTrigger", 1)
         rows = source.json(str(self._source)).withWatermark("time", "0 seconds")
         own: Any = {"parallelism": parallelism, "location": None if self._location is None else str(self._location)}
-        frame = statelog.key_by(rows, "key", uid="timers").transformWithState(
-            Remember(), "key string, n long", "append", "EventTime", **own
+        frame = statelog.key_by(rows, "key", uid="timers", **own).transformWithState(
+            Remember(), "key string, n long", "append", "EventTime"
         )
         if has_tally:
             frame = statelog.process(
