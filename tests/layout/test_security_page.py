@@ -85,7 +85,7 @@ HELD_BY = {
         "rpc/test_handshake.py::test_wrong_secret_is_not_answered",
         "rpc/test_handshake.py::test_call_without_handshake_is_not_answered",
     ],
-    "Bytes that are no call are an error of statelog.": [
+    "Bytes that are not a call are an error of statelog.": [
         "rpc/test_calls.py::test_a_malformed_request_is_answered_with_an_error_of_statelog",
         "rpc/test_calls.py::test_any_bytes_leave_the_server_as_it_was",
     ],
