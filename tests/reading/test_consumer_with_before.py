@@ -163,7 +163,7 @@ def test_a_state_that_is_not_retained_is_not_pinned_though_its_changes_are_there
     query.run_batches(4, random.Random(1))
     identity = query.identity
     assert query.query().histories[identity].changes_from <= known.histories[identity].changes_from
-    with pytest.raises(PinExpiredError, match="not retained"):
+    with pytest.raises(PinExpiredError, match="no longer retained"):
         pin_state(query, known, 7)
 
 
@@ -174,7 +174,7 @@ def test_a_pin_of_another_state_does_not_vouch_for_one(tmp_path: Path) -> None:
     query.run_batches(5, random.Random(1))
     known = query.query()
     query.run_batches(5, random.Random(1))
-    with pytest.raises(PinExpiredError, match="not retained"):
+    with pytest.raises(PinExpiredError, match="no longer retained"):
         pin_state(query, known, 9)
 
 

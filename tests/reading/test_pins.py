@@ -169,7 +169,7 @@ def test_a_checkpoint_that_is_gone_cannot_be_pinned(story: Story, tmp_path: Path
     query = story.copied(tmp_path / "query")
     history = query.query()
     run_on(query)
-    with pytest.raises(PinExpiredError, match="Checkpoint 6 of operator 'op' is not retained"):
+    with pytest.raises(PinExpiredError, match="Checkpoint 6 of operator 'op' is no longer retained"):
         HeldPin(LocalStore(query.location), Footprint.of(history, 6), owner="test", lasts_s=None)
     assert not list(Path(query.location).glob("pins/*"))
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_a_repetition_of_its_batch_has_replaced_cannot_be_pinn
     query.models.pop()
     query.start()
     query.run_batches(1, random.Random(9))
-    with pytest.raises(PinExpiredError, match="Checkpoint 6 of operator 'op' is not retained"):
+    with pytest.raises(PinExpiredError, match="Checkpoint 6 of operator 'op' is no longer retained"):
         HeldPin(LocalStore(query.location), Footprint.of(history, 6), owner="test", lasts_s=None)
     assert read(query.location, 6) == value_rows(query.models[6])
 
@@ -223,7 +223,7 @@ def test_without_the_right_to_write_a_reader_reads_until_the_files_go(
     assert read(query.location, at) == value_rows(query.models[at])
     reader = statelog.read_state(query.location, state="value", at=at)
     query.run_batches(RETAINED + 2, random.Random(2))
-    with pytest.raises(PinExpiredError, match=f"Checkpoint {at} of operator 'op' is not retained"):
+    with pytest.raises(PinExpiredError, match=f"Checkpoint {at} of operator 'op' is no longer retained"):
         reader.read_all()
 
 
