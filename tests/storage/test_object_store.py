@@ -783,7 +783,7 @@ def test_a_place_is_shared_if_what_the_driver_has_written_is_seen_there(tmp_path
 
     look(driver)
     with pytest.raises(
-        ConfigurationError, match="operator 'main': host worker-7 does not see log/1 in LocalStore"
+        ConfigurationError, match="operator 'main': host worker-7 does not see log/1 in "
     ) as raised:
         look(host)
     assert raised.value.kind is ErrorKind.LOCATION_NOT_SHARED
