@@ -782,9 +782,7 @@ def test_a_place_is_shared_if_what_the_driver_has_written_is_seen_there(tmp_path
         require_shared(store, "log/1", head, host="worker-7", who="operator 'main'")
 
     look(driver)
-    with pytest.raises(
-        ConfigurationError, match="operator 'main': host worker-7 does not see log/1 in "
-    ) as raised:
+    with pytest.raises(ConfigurationError, match="operator 'main': host worker-7 does not see log/1 in ") as raised:
         look(host)
     assert raised.value.kind is ErrorKind.LOCATION_NOT_SHARED
     assert "executors mount under one path" in raised.value.hint
