@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import statelog
 from statelog import Options, Step, Tuning
+from statelog.spark.driver.internals import CHECKPOINT_FILES
+from statelog.spark.plan.placement import CHECKPOINT_MANAGER
 from tests.spark.faults import KillAt, make_marker
 from tests.spark.support import Job, Ledger, make_orders, start_driver
 
@@ -122,6 +123,7 @@ def test_kills_at_any_moment_lose_nothing(spark: SparkSession, tmp_path: Path) -
     In that one Spark also writes its files as it is faster in a directory, without a process to read links with.
     """
     job, seed, links = Job(tmp_path), 11, tmp_path / "links"
+    default = {CHECKPOINT_MANAGER: f"{CHECKPOINT_FILES}.FileContextBasedCheckpointFileManager"}
     program = tmp_path / "bin" / "readlink"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$*" >> {links}\nexec {shutil.which("readlink")} "$@"\n')
@@ -133,7 +135,7 @@ def test_kills_at_any_moment_lose_nothing(spark: SparkSession, tmp_path: Path) -
         arguments = {
             "parallelism": 1 + (seed + life) % 3,
             "kill_seed": 10 * seed + life,
-            "settings": statelog.spark_conf(local_checkpoints=life == 0),
+            "settings": default if life else {},
             "options": {
                 "merge_fan_in": 2,
                 "inline_budget_bytes": 0 if life else 8 << 20,
