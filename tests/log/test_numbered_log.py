@@ -6,7 +6,8 @@ What every log must do is in tests/contract, any order of operations in test_log
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -432,3 +433,42 @@ def test_a_number_is_free_again_after_a_newer_run_removed_the_entry_in_doubt(tmp
     LocalStore(tmp_path).delete([name_of(2)])
     with pytest.raises(FencedError, match="newer than its own"):
         append(log, "a", 1, 0)
+
+
+def test_entries_of_an_object_store_are_read_many_at_once(tmp_path: Path) -> None:
+    """A restart waits for some round trips, and not for one per entry."""
+    entries = 16 * 3
+    meeting = threading.Barrier(16, timeout=30)
+
+    class Meeting(WholeObjects):
+        def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+            if name != name_of(entries + 1):
+                meeting.wait()  # broken, and with it the test, unless 16 read
+            return super().read(name, offset=offset, length=length)
+
+    log = make_log(WholeObjects(LocalStore(tmp_path)))
+    log.claim(make_claim("a"))
+    for batch in range(entries):
+        append(log, "a", 1, batch)
+    assert batches(make_log(Meeting(LocalStore(tmp_path)))) == list(range(entries))
+
+
+def test_an_entry_that_goes_while_many_are_read_is_looked_for_again(tmp_path: Path) -> None:
+    log = make_log(WholeObjects(LocalStore(tmp_path)))
+    log.claim(make_claim("a"))
+    for batch in range(40):
+        append(log, "a", 1, batch)
+    listed = 0
+
+    class Cut(WholeObjects):
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            nonlocal listed
+            listed += 1
+            found = [*super().list(prefix)]
+            if listed == 1:
+                append(log, "a", 1, 40, log_start=20)
+                log._store.delete([name_of(number) for number in range(1, 20)])
+            return iter(found)
+
+    assert batches(make_log(Cut(LocalStore(tmp_path)))) == list(range(18, 41))
+    assert listed == 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -35,6 +37,7 @@ _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
 _READ_AHEAD_BYTES: Final = 64 * 1024
+_HEADS_AT_ONCE: Final = 16
 
 INITIAL_BATCH: Final = -1
 """The batch before the first one."""
@@ -426,12 +429,13 @@ class Frame:
 class FrameReader:
     """Reads the entries of an object, log file `number`, with few range reads and without their payloads."""
 
-    def __init__(self, store: Store, name: str, number: int = 0) -> None:
+    def __init__(self, store: Store, name: str, number: int = 0, *, head: bytes = b"") -> None:
         self._store = store
         self.name = name
         self._number = number
         self._start = 0
-        self._buffer = b""
+        self._buffer = head
+        """What was read last; at first what the caller has read already of the object's beginning."""
 
     def frame_at(self, offset: int, size_bytes: int) -> Frame | None:
         """Read the frame at `offset`; None if there is no complete frame before byte `size_bytes`.
@@ -468,3 +472,19 @@ class FrameReader:
             if any(data):
                 return False
         return True
+
+
+def read_heads(store: Store, names: Iterable[str]) -> Iterator[bytes]:
+    """Read the first bytes of objects, in the order of their names, many at once; raises as the store's ``read``."""
+    begun: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(_HEADS_AT_ONCE, "statelog-log") as pool:
+        try:
+            for name in names:
+                begun.append(pool.submit(store.read, name, length=_READ_AHEAD_BYTES))
+                if len(begun) == _HEADS_AT_ONCE:
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
+        finally:
+            for one in begun:
+                one.cancel()

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
@@ -42,6 +42,7 @@ from statelog.log.entry import (
     damaged_log,
     decode_header,
     encode_frame,
+    read_heads,
 )
 from statelog.log.seen_files import SeenFiles
 from statelog.log.torn import TornFrames
@@ -337,7 +338,7 @@ class NumberedLog:
                 # The number was free because newer starts had removed the files that they do not need any more.
                 self._lose("another run's files are newer than its claim")
             if self._seen is not None:
-                self._seen.forget_all_but(files)
+                self._seen.forget_all_but([info.name for info in files.values()])
             try:
                 return self._read_files({number: files[number] for number in files if number != claimed})
             except StorageError as error:
@@ -356,6 +357,7 @@ class NumberedLog:
         contents = _LogFiles()
         fenced_ends: dict[str, int] = {}
         epoch, start = 0, 0
+        heads: Iterator[bytes] = iter(())
         newest = max(files, default=0)
         for number in range(newest, 0, -1):
             if number < start or (not start and number < min(files)):
@@ -367,7 +369,7 @@ class NumberedLog:
                 )
             name = base_name(number)
             # Only the last file of an epoch can have been written to after the next one was made.
-            found, tail = self._read_file(number, files[number], fenced_ends.get(name), epoch)
+            found, tail = self._read_file(number, files[number], fenced_ends.get(name), epoch, next(heads, b""))
             if found[0].epoch != epoch and name not in fenced_ends and self._store.can_append:
                 contents.open_tails[name] = tail
             epoch = found[0].epoch
@@ -377,21 +379,30 @@ class NumberedLog:
             contents.files.append([entry for entry in found if not isinstance(entry, Fence)])
             checkpoints = [entry for entry in contents.files[-1] if isinstance(entry, QueryCheckpoint)]
             if checkpoints and not start:
-                start = checkpoints[-1].log_start
+                start = checkpoints[-1].log_start or min(files)
+                heads = self._heads_of([files[other] for other in range(number - 1, start - 1, -1) if other in files])
         return contents
 
+    def _heads_of(self, files: list[ObjectInfo]) -> Iterator[bytes]:
+        """The first bytes of files, in their order, while those of others are fetched; empty for a known file."""
+        if self._store.can_append:
+            return iter(())  # few files, of many entries
+        unknown = [info.name for info in files if not (self._seen and self._seen.knows(info))]
+        heads, names = read_heads(self._store, unknown), set(unknown)
+        return (next(heads) if info.name in names else b"" for info in files)
+
     def _read_file(
-        self, number: int, info: ObjectInfo, fenced_end: int | None, next_epoch: int
+        self, number: int, info: ObjectInfo, fenced_end: int | None, next_epoch: int, head: bytes
     ) -> tuple[list[Entry], tuple[int, int]]:
         """Read all entries up to the file's fenced end or, without a fence, up to its torn tail or its end.
 
-        Returns them, and the start and end of the last one.
+        `head` is what is known of its first bytes. Returns them, and the start and end of the last one.
         """
         name = self.name_of(number)
         size = self._store.size_bytes(name) if self._store.can_append else info.size_bytes
         limit = size if fenced_end is None else min(size, fenced_end)
-        reader = FrameReader(self._store, name, number)
-        seen = [] if self._seen is None else self._seen.frames(number, info)
+        reader = FrameReader(self._store, name, number, head=head)
+        seen = [] if self._seen is None else self._seen.frames(info)
         frames = [frame for frame in seen if frame.end <= limit]
         known = len(frames)
         if not frames:
@@ -409,7 +420,7 @@ class NumberedLog:
             if torn.has_torn_payload(before[-1].end, last.end, last.entry):
                 frames = before
         if self._seen is not None:
-            self._seen.note(number, frames)
+            self._seen.note(name, frames)
         end = frames[-1].end
         if fenced_end is not None and end != fenced_end:
             raise damaged_log(name, f"the log has valid entries up to offset {end}, but had them up to {fenced_end}")

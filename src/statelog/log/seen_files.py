@@ -24,11 +24,16 @@ class SeenFiles:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._files: dict[int, _Seen] = {}
+        self._files: dict[str, _Seen] = {}
 
-    def frames(self, number: int, info: ObjectInfo) -> list[Frame]:
+    def knows(self, info: ObjectInfo) -> bool:
+        """Whether all frames of a file are known; `info` is from a list of now."""
+        seen = self._files.get(info.name)
+        return seen is not None and seen.info == info and bool(seen.frames)
+
+    def frames(self, info: ObjectInfo) -> list[Frame]:
         """The frames of a file that need not be read again, from its first one on; `info` is from a list of now."""
-        seen = self._files.get(number)
+        seen = self._files.get(info.name)
         if seen is None or seen.info != info:
             head = b""
             kept: Sequence[Frame] = ()
@@ -36,13 +41,13 @@ class SeenFiles:
                 head = self._store.read(info.name, length=FRAME_HEADER_BYTES)
                 if seen is not None and head == seen.head and seen.info.size_bytes < info.size_bytes:
                     kept = seen.frames
-            seen = self._files[number] = _Seen(info, head, kept)
+            seen = self._files[info.name] = _Seen(info, head, kept)
         return list(seen.frames)
 
-    def note(self, number: int, frames: Sequence[Frame]) -> None:
+    def note(self, name: str, frames: Sequence[Frame]) -> None:
         """Remember the frames of a file whose others were read just now."""
-        self._files[number] = replace(self._files[number], frames=tuple(frames))
+        self._files[name] = replace(self._files[name], frames=tuple(frames))
 
-    def forget_all_but(self, numbers: Collection[int]) -> None:
+    def forget_all_but(self, names: Collection[str]) -> None:
         """Forget files that are gone."""
-        self._files = {number: seen for number, seen in self._files.items() if number in numbers}
+        self._files = {name: seen for name, seen in self._files.items() if name in names}
