@@ -125,5 +125,6 @@ def test_damage_is_reported_if_the_owner_cannot_be_found_out(tmp_path: Path) -> 
     engine.new_workers()
     shutil.rmtree(Path(engine.location) / engine.identity)
     is_down[0] = True
-    with pytest.raises(CorruptionError):
+    with pytest.raises(CorruptionError, match=r"newer start of the query has deleted it .*: list failed\.") as caught:
         engine.run_commands(2, 0, [((1, None), ("read",))])
+    assert caught.value.kind is ErrorKind.OBJECT_MISSING

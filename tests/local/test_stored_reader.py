@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind, StatelogError, StorageError
-from statelog.local.stored_reader import TAIL_BYTES, RunMemory, StoredBytes, read_ahead, read_run, read_threads
+from statelog.local.stored_reader import TAIL_BYTES, RunMemory, StoredBytes, read_run, read_threads
 from statelog.log.references import StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import HashRange
@@ -302,39 +301,3 @@ def test_a_slice_that_is_cut_short_or_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CorruptionError, match="It holds a run at offset 100") as caught:
         data.slice(0, 3)
     assert caught.value.kind is ErrorKind.OBJECT_MISSING
-
-
-def test_reading_ahead_keeps_the_order_and_its_bounds() -> None:
-    lock = threading.Lock()
-    state = {"running": 0, "most": 0, "read": 0}
-    barrier = threading.Barrier(3, timeout=20)
-
-    def read(number: int) -> int:
-        with lock:
-            state["running"] += 1
-            state["read"] += 1
-            state["most"] = max(state["most"], state["running"])
-        if number < 3:
-            barrier.wait()
-        with lock:
-            state["running"] -= 1
-        return number * number
-
-    drawn: list[int] = []
-    results = read_ahead((drawn.append(number) or number for number in range(50)), read, 3)  # type: ignore[func-returns-value]
-    assert next(results) == 0
-    assert drawn == [0, 1, 2], "as many as there are threads"
-    assert list(results) == [number * number for number in range(1, 50)]
-    assert state["most"] == 3
-
-
-def test_an_error_while_reading_ahead_comes_in_its_place() -> None:
-    def read(number: int) -> int:
-        if number == 3:
-            raise CorruptionError("three")
-        return number
-
-    results = read_ahead(range(9), read, 4)
-    assert [next(results), next(results), next(results)] == [0, 1, 2]
-    with pytest.raises(CorruptionError, match="three"):
-        next(results)

@@ -44,7 +44,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver takes turns with the others: it reads one entry in a turn, not many at once."""
-    monkeypatch.setattr("statelog.log.entry._HEADS_AT_ONCE", 1)
+    monkeypatch.setattr("statelog.log.entry.HEADS_AT_ONCE", 1)
 
 
 class Crash(BaseException):

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
-from statelog.log.entry import Fence, QueryCheckpoint, encode_frame
+from statelog.log.entry import HEADS_AT_ONCE, Fence, QueryCheckpoint, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
 from statelog.storage.store import ObjectInfo, StoreWrapper
@@ -437,13 +437,13 @@ def test_a_number_is_free_again_after_a_newer_run_removed_the_entry_in_doubt(tmp
 
 def test_entries_of_an_object_store_are_read_many_at_once(tmp_path: Path) -> None:
     """A restart waits for some round trips, and not for one per entry."""
-    entries = 16 * 3
-    meeting = threading.Barrier(16, timeout=30)
+    entries = HEADS_AT_ONCE * 3
+    meeting = threading.Barrier(HEADS_AT_ONCE, timeout=30)
 
     class Meeting(WholeObjects):
         def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
             if name != name_of(entries + 1):
-                meeting.wait()  # broken, and with it the test, unless 16 read
+                meeting.wait()
             return super().read(name, offset=offset, length=length)
 
     log = make_log(WholeObjects(LocalStore(tmp_path)))
@@ -467,7 +467,7 @@ def test_an_entry_that_goes_while_many_are_read_is_looked_for_again(tmp_path: Pa
             found = [*super().list(prefix)]
             if listed == 1:
                 append(log, "a", 1, 40, log_start=20)
-                log._store.delete([name_of(number) for number in range(1, 20)])
+                LocalStore(tmp_path).delete([name_of(number) for number in range(1, 20)])
             return iter(found)
 
     assert batches(make_log(Cut(LocalStore(tmp_path)))) == list(range(18, 41))

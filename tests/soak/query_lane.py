@@ -45,6 +45,8 @@ _EARLY_S: Final = 50.0
 """If the driver's clock is further ahead, the pins of consumers expire before their time."""
 _FENCED: Final = {ErrorKind.NEWER_EPOCH, ErrorKind.STALE_RUN, ErrorKind.STALE_BATCH, ErrorKind.RPC}
 """How an attempt fails whose driver was superseded or is gone."""
+_OWNER_UNKNOWN: Final = "has deleted it could not be found out"
+"""So does one that lacks a file, and cannot ask its driver who owns the location."""
 _INCOMPLETE: Final = {ErrorKind.CHECKPOINT_MISSING, ErrorKind.CHECKPOINT_INCOMPLETE}
 
 
@@ -259,7 +261,7 @@ class QueryLife:
                 former.batch += is_done
 
     def _require_fenced(self, failure: Failed) -> None:
-        is_fenced = failure.kind in _FENCED or failure.is_injected
+        is_fenced = failure.kind in _FENCED or failure.is_injected or _OWNER_UNKNOWN in failure.text
         self._require(is_fenced, f"a superseded start fails with {failure.kind}: {failure}")
 
     def _end_former(self, former: Former, *, in_order: bool) -> None:

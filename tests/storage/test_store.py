@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from statelog.errors import ErrorKind, StorageError
+from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.storage import ObjectInfo, Store
-from statelog.storage.store import if_present
+from statelog.storage.store import if_present, read_ahead
 
 
 class SmallStore(Store):
@@ -67,3 +69,39 @@ def test_only_a_missing_object_is_none() -> None:
     assert if_present(lambda: fail(ErrorKind.OBJECT_MISSING)) is None
     with pytest.raises(StorageError, match="read x failed"):
         if_present(lambda: fail(ErrorKind.STORE_BUSY))
+
+
+def test_reading_ahead_keeps_the_order_and_its_bounds() -> None:
+    lock = threading.Lock()
+    state = {"running": 0, "most": 0, "read": 0}
+    barrier = threading.Barrier(3, timeout=20)
+
+    def read(number: int) -> int:
+        with lock:
+            state["running"] += 1
+            state["read"] += 1
+            state["most"] = max(state["most"], state["running"])
+        if number < 3:
+            barrier.wait()
+        with lock:
+            state["running"] -= 1
+        return number * number
+
+    drawn: list[int] = []
+    results = read_ahead((drawn.append(number) or number for number in range(50)), read, 3)  # type: ignore[func-returns-value]
+    assert next(results) == 0
+    assert drawn == [0, 1, 2], "as many as there are threads"
+    assert list(results) == [number * number for number in range(1, 50)]
+    assert state["most"] == 3
+
+
+def test_an_error_while_reading_ahead_comes_in_its_place() -> None:
+    def read(number: int) -> int:
+        if number == 3:
+            raise CorruptionError("three")
+        return number
+
+    results = read_ahead(range(9), read, 4)
+    assert [next(results), next(results), next(results)] == [0, 1, 2]
+    with pytest.raises(CorruptionError, match="three"):
+        next(results)

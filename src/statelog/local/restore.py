@@ -15,14 +15,14 @@ from statelog.errors import CorruptionError
 from statelog.files import removed_on_failure, write_file
 from statelog.history.restore_plan import ClippedSegment, Extent, RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
-from statelog.local.stored_reader import RunMemory, read_ahead, read_run, read_stored, read_threads
+from statelog.local.stored_reader import RunMemory, read_run, read_stored, read_threads
 from statelog.local.use import disk_error
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, clip_run
 from statelog.runs.reader import Run
 from statelog.storage import Store
-from statelog.storage.store import StoreWrapper
+from statelog.storage.store import StoreWrapper, read_ahead
 
 _ATTEMPTS: Final = 3
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -78,10 +76,6 @@ class StoredBytes:
         return pa.py_buffer(data)
 
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
 def read_stored(store: Store, stored: SegmentRef | StoredRun, what: str) -> bytes:
     """Read a stored run or snapshot as a whole; messages call it `what`.
 
@@ -144,25 +138,6 @@ def read_run(
         if start < tail_at:
             fill(start, min(end, tail_at))
     return run
-
-
-def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _Result], threads: int) -> Iterator[_Result]:
-    """Read items by several threads, and yield the results in order; at most `threads` results wait."""
-    if threads == 1:
-        yield from map(read, items)
-        return
-    waiting: deque[Future[_Result]] = deque()
-    with ThreadPoolExecutor(threads, "statelog-read") as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(read, item))
-                if len(waiting) >= threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def read_threads(store: Store) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -28,7 +27,7 @@ from statelog.log.references import (
 from statelog.runs.key_groups import Natural, Parallelism
 from statelog.runs.schema import StateSchema
 from statelog.sealed import MALFORMED
-from statelog.storage.store import Store
+from statelog.storage.store import Store, read_ahead
 
 FRAME_MAGIC: Final = b"SLE1"
 _MAGIC: Final = b"SLE"
@@ -37,7 +36,8 @@ _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
 _READ_AHEAD_BYTES: Final = 64 * 1024
-_HEADS_AT_ONCE: Final = 16
+HEADS_AT_ONCE: Final = 16
+"""Entries of an object store that are fetched at a time: then a start waits for few round trips."""
 
 INITIAL_BATCH: Final = -1
 """The batch before the first one."""
@@ -476,15 +476,4 @@ class FrameReader:
 
 def read_heads(store: Store, names: Iterable[str]) -> Iterator[bytes]:
     """Read the first bytes of objects, in the order of their names, many at once; raises as the store's ``read``."""
-    begun: deque[Future[bytes]] = deque()
-    with ThreadPoolExecutor(_HEADS_AT_ONCE, "statelog-log") as pool:
-        try:
-            for name in names:
-                begun.append(pool.submit(store.read, name, length=_READ_AHEAD_BYTES))
-                if len(begun) == _HEADS_AT_ONCE:
-                    yield begun.popleft().result()
-            while begun:
-                yield begun.popleft().result()
-        finally:
-            for one in begun:
-                one.cancel()
+    return read_ahead(names, partial(store.read, length=_READ_AHEAD_BYTES), HEADS_AT_ONCE)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from statelog.convert.state_tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.history.operator_history import overlapping
-from statelog.local.stored_reader import read_ahead, read_run, read_threads
+from statelog.local.stored_reader import read_run, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.progress import tracked
@@ -41,6 +41,7 @@ from statelog.runs.schema import (
     change_schema,
 )
 from statelog.runs.times import Moment
+from statelog.storage.store import read_ahead
 
 CHANGE: Final = "change"
 _ENTRY: Final = ["hash", "key", "entry"]

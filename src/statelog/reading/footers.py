@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import StorageError
 from statelog.history.restore_plan import SHARED_BYTES
-from statelog.local.stored_reader import TAIL_BYTES, StoredBytes, read_ahead, read_threads
+from statelog.local.stored_reader import TAIL_BYTES, StoredBytes, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import section_sizes
@@ -29,6 +29,7 @@ from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, HashRange
 from statelog.runs.reader import Run
 from statelog.runs.schema import VALUE_COLUMN, plain_name
 from statelog.storage import Store
+from statelog.storage.store import read_ahead
 
 
 @dataclass

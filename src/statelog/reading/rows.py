@@ -15,7 +15,7 @@ from statelog.history.operator_history import History
 from statelog.history.restore_plan import RestorePlan
 from statelog.local.restore import read_segments, restore_runs
 from statelog.local.runs import LocalRuns
-from statelog.local.stored_reader import StoredBytes, read_ahead, read_run, read_threads
+from statelog.local.stored_reader import StoredBytes, read_run, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.progress import tracked
@@ -41,6 +41,7 @@ from statelog.runs.schema import (
 from statelog.runs.times import Moment
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
 from statelog.storage import Store
+from statelog.storage.store import read_ahead
 from statelog.tables.run_entries import as_changes
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import KeyBatch

@@ -12,13 +12,14 @@ from statelog.history.footprint import stored_parts
 from statelog.history.pins import Pin, is_retained, standing_pins
 from statelog.history.query_history import read_history
 from statelog.local.restore import read_segment
-from statelog.local.stored_reader import read_ahead, read_run, read_threads
+from statelog.local.stored_reader import read_run, read_threads
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.progress import tracked
 from statelog.reading.checkpoints import KeptPoint, StoredQuery
 from statelog.reading.open import find_log
 from statelog.storage import ObjectInfo
+from statelog.storage.store import read_ahead
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from statelog.errors import ErrorKind, StorageError
 
 _T = TypeVar("_T")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,25 @@ def if_present(request: Callable[[], _T]) -> _T | None:
         if error.kind is not ErrorKind.OBJECT_MISSING:
             raise
         return None
+
+
+def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _T], threads: int) -> Iterator[_T]:
+    """Read items by several threads, and yield the results in order; at most `threads` results wait."""
+    if threads == 1:
+        yield from map(read, items)
+        return
+    waiting: deque[Future[_T]] = deque()
+    with ThreadPoolExecutor(threads, "statelog-read") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(read, item))
+                if len(waiting) >= threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 class StoreWrapper(Store):

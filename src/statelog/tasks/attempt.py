@@ -85,8 +85,13 @@ class Attempt:
                     self.call(CheckOwner(self.task), b"")
                 except FencedError as fenced:
                     raise fenced from error
-                except StatelogError:
-                    pass  # who owns it cannot be told now
+                except StatelogError as unknown:
+                    raise type(error)(
+                        f"{error.message} Whether a newer start of the query has deleted it could not be found out:"
+                        f" {unknown.message}",
+                        kind=error.kind,
+                        hint=error.hint,
+                    ) from error
             raise
 
     def begin(self, input_rows: int, time_ms: int | None) -> Begun | None:
