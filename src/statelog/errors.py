@@ -76,6 +76,7 @@ class ErrorKind(StrEnum):
     MATERIALIZATION = "materialization"
     RESTORE_DEADLINE = "restore-deadline"
     RPC = "rpc"
+    PYTHON_PROCESS_LATE = "python-process-late"
 
 
 class StatelogError(Exception):
@@ -192,6 +193,8 @@ _SHOWN: Final = re.compile(
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _OTHER_RUN: Final = "CONCURRENT_STREAM_LOG_UPDATE"
 """Spark's error of a run that finds the files of another run of its query."""
+_LATE_PROCESS: Final = "Python worker failed to connect back"
+"""Spark's error if a Python process that it has started, a clock's for example, does not connect within 10 s."""
 
 
 def note_cause(error: BaseException) -> None:
@@ -209,11 +212,22 @@ def _stopped_by_another_run() -> FencedError:
     )
 
 
+def _process_is_late() -> ProtocolError:
+    return ProtocolError(
+        "Spark started a Python process, which did not connect to Spark within 10 s.",
+        kind=ErrorKind.PYTHON_PROCESS_LATE,
+        hint="The machine was busy, or imports take long there. Start the query again, or fewer queries at a time; the"
+        " driver's machine needs a processor for the process of each clock.",
+    )
+
+
 def error_in_text(text: str) -> StatelogError | None:
     """Read the last error from a text, with its traceback as the cause; None if the text shows no error."""
     shown = list(_SHOWN.finditer(text))
     if not shown:
-        return _stopped_by_another_run() if _OTHER_RUN in text else None
+        if _OTHER_RUN in text:
+            return _stopped_by_another_run()
+        return _process_is_late() if _LATE_PROCESS in text else None
     found = shown[-1]
     name, told, kind, cause = found.groups()
     message, _, hint = told.rpartition(_HINT) if _HINT in told else (told, "", "")

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from statelog import ErrorKind, FencedError, ProcessorError, StatelogError
+from statelog import ErrorKind, FencedError, ProcessorError, ProtocolError, StatelogError
 from statelog.errors import WorkerTraceback, error_in_text, note_cause
 
 
@@ -57,6 +57,15 @@ def test_of_several_errors_the_last_one_is_meant() -> None:
 )
 def test_a_text_without_an_error_has_none(text: str) -> None:
     assert error_in_text(text) is None
+
+
+def test_a_python_process_that_spark_waited_for_in_vain_is_named() -> None:
+    text = "[STREAM_FAILED] x terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
+    found = error_in_text(text)
+    assert isinstance(found, ProtocolError)
+    assert found.kind is ErrorKind.PYTHON_PROCESS_LATE
+    assert "Start the query again" in found.hint
+    assert isinstance(error_in_text(text + raised(FencedError("gone"))), FencedError)
 
 
 def test_an_error_without_a_traceback_is_its_own_cause() -> None:
