@@ -216,8 +216,7 @@ def _process_is_late() -> ProtocolError:
     return ProtocolError(
         "Spark started a Python process, which did not connect to Spark within 10 s.",
         kind=ErrorKind.PYTHON_PROCESS_LATE,
-        hint="The machine was busy, or imports take long there. Start the query again, or fewer queries at a time; the"
-        " driver's machine needs a processor for the process of each clock.",
+        hint="The machine was busy, or imports take long there. Start the query again, or fewer queries at a time.",
     )
 
 
