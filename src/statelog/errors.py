@@ -191,6 +191,8 @@ _SHOWN: Final = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_RAISED: Final = re.compile(rf"{re.escape(_TRACEBACK)}\n(?:[ \t].*\n|\n)+([^\W\d][\w.<>]*(?::.*)?)$", re.MULTILINE)
+"""A traceback, with the line that has the exception's type and the start of its text."""
 _OTHER_RUN: Final = "CONCURRENT_STREAM_LOG_UPDATE"
 """Spark's error of a run that finds the files of another run of its query."""
 _LATE_PROCESS: Final = "Python worker failed to connect back"
@@ -238,3 +240,12 @@ def error_in_text(text: str) -> StatelogError | None:
         cause = text[start : found.end()] if start >= 0 else found[0]
     error.__cause__ = WorkerTraceback(textwrap.dedent(cause).rstrip())
     return error
+
+
+def failure_in_text(text: str) -> str | None:
+    """The error that a text reports, in one line: the last one of statelog, or else the last Python exception."""
+    error = error_in_text(text)
+    if error is not None:
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    raised = _RAISED.findall(text)
+    return plain_text(raised[-1].rstrip()) if raised else None

@@ -7,7 +7,7 @@ import traceback
 import pytest
 
 from statelog import ErrorKind, FencedError, ProcessorError, ProtocolError, StatelogError
-from statelog.errors import WorkerTraceback, error_in_text, note_cause
+from statelog.errors import WorkerTraceback, error_in_text, failure_in_text, note_cause
 
 
 def raised(error: StatelogError, *, cause: str = "") -> str:
@@ -66,6 +66,33 @@ def test_a_python_process_that_spark_waited_for_in_vain_is_named() -> None:
     assert found.kind is ErrorKind.PYTHON_PROCESS_LATE
     assert "Start the query again" in found.hint
     assert isinstance(error_in_text(text + raised(FencedError("gone"))), FencedError)
+
+
+def traced(error: Exception) -> str:
+    """What Spark's JVM says of an error in a function given to foreachBatch."""
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise error  # noqa: B904
+    except Exception as caught:
+        text = "".join(traceback.format_exception(caught))
+    return f"[FOREACH_BATCH_USER_FUNCTION_ERROR] x: Return Message: {text} SQLSTATE: 39000\n\tat org.apache.Task.run\n"
+
+
+def test_a_failure_is_one_line() -> None:
+    class TooFull(Exception):
+        pass
+
+    name = TooFull.__qualname__
+    assert failure_in_text("") is failure_in_text("java.lang.Error: x\n\tat y") is None
+    assert failure_in_text(traced(ValueError("the sink\x1b[31m is full: 5\nand more"))) == (
+        "ValueError: the sink\\x1b[31m is full: 5"
+    )
+    assert failure_in_text(traced(TooFull())).endswith(name)  # type: ignore[union-attr]
+    assert failure_in_text(raised(FencedError("gone\nnow.", hint="Stop.")) + traced(ValueError("x"))) == (
+        "FencedError: gone now. Hint: Stop. [newer-epoch]"
+    )
 
 
 def test_an_error_without_a_traceback_is_its_own_cause() -> None:

@@ -41,12 +41,6 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(target, lambda fd: None)
 
 
-@pytest.fixture(autouse=True)
-def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver takes turns with the others: it reads one entry in a turn, not many at once."""
-    monkeypatch.setattr("statelog.log.entry.HEADS_AT_ONCE", 1)
-
-
 class Crash(BaseException):
     """The process is gone."""
 
@@ -249,16 +243,19 @@ def without_first_claim(entries: list[Entry]) -> list[Entry]:
     return [entry for entry in entries if isinstance(entry, QueryCheckpoint) or entry.epoch > 1]
 
 
+# A driver takes turns with the others: it reads one entry in a turn, not many at once.
+
+
 def _appends(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
-    return NumberedLog(store, prefix, clock, appends=True)
+    return NumberedLog(store, prefix, clock, appends=True, reads_at_once=1)
 
 
 def _starts_files_often(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
-    return NumberedLog(store, prefix, clock, appends=True, max_file_bytes=1000)
+    return NumberedLog(store, prefix, clock, appends=True, max_file_bytes=1000, reads_at_once=1)
 
 
 def _writes_files(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
-    return NumberedLog(store, prefix, clock, appends=False)
+    return NumberedLog(store, prefix, clock, appends=False, reads_at_once=1)
 
 
 every_form = pytest.mark.parametrize("make_log", [_appends, _starts_files_often, _writes_files])

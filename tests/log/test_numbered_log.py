@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
-from statelog.log.entry import HEADS_AT_ONCE, Fence, QueryCheckpoint, encode_frame
+from statelog.log.entry import Fence, QueryCheckpoint, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
 from statelog.storage.store import ObjectInfo, StoreWrapper
@@ -437,8 +437,9 @@ def test_a_number_is_free_again_after_a_newer_run_removed_the_entry_in_doubt(tmp
 
 def test_entries_of_an_object_store_are_read_many_at_once(tmp_path: Path) -> None:
     """A restart waits for some round trips, and not for one per entry."""
-    entries = HEADS_AT_ONCE * 3
-    meeting = threading.Barrier(HEADS_AT_ONCE, timeout=30)
+    at_once = 8
+    entries = at_once * 3
+    meeting = threading.Barrier(at_once, timeout=30)
 
     class Meeting(WholeObjects):
         def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -450,7 +451,8 @@ def test_entries_of_an_object_store_are_read_many_at_once(tmp_path: Path) -> Non
     log.claim(make_claim("a"))
     for batch in range(entries):
         append(log, "a", 1, batch)
-    assert batches(make_log(Meeting(LocalStore(tmp_path)))) == list(range(entries))
+    log = NumberedLog(Meeting(LocalStore(tmp_path)), PREFIX, ManualClock(), appends=False, reads_at_once=at_once)
+    assert batches(log) == list(range(entries))
 
 
 def test_an_entry_that_goes_while_many_are_read_is_looked_for_again(tmp_path: Path) -> None:

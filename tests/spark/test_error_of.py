@@ -151,26 +151,51 @@ def test_a_run_that_spark_has_stopped_for_another_one_is_an_error_with_a_remedy(
         assert error.kind is ErrorKind.CONCURRENT_RUN
 
 
-def test_the_cause_is_logged_in_one_line(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
+    """Waits for lines of the driver's log, and returns all it has."""
     logger = logging.getLogger("statelog.spark.driver.endpoint")
     monkeypatch.setattr(logger, "propagate", True)
     caplog.set_level(logging.ERROR, logger.name)
+
+    def lines(awaited: int) -> list[str]:
+        def found() -> list[str]:
+            return [record.getMessage() for record in caplog.records if record.name == logger.name]
+
+        wait_until(lambda: len(found()) >= awaited, "the line in the log", 30)
+        return found()
+
+    return lines
+
+
+def test_the_cause_is_logged_in_one_line(
+    spark: SparkSession, tmp_path: Path, logged: Callable[[int], list[str]]
+) -> None:
     job = Job(tmp_path).add(make_orders(2, seed=71))
     query = start(job, spark, Raises())
     with pytest.raises(StreamingQueryException) as failure:
         query.awaitTermination()
-
-    def logged() -> list[logging.LogRecord]:
-        return [record for record in caplog.records if record.name == logger.name]
-
-    wait_until(lambda: bool(logged()), "the line in the log", 30)
-    [record] = logged()
-    assert record.getMessage() == (
+    [line] = logged(1)
+    assert line == (
         f"query {query.id} has failed: ProcessorError: " + " ".join(str(statelog.error_of(failure.value)).split())
     )
-    assert "ZeroDivisionError: an account without orders" in record.getMessage()
+    assert "ZeroDivisionError: an account without orders" in line
+
+
+def test_the_users_own_error_is_logged_if_the_query_has_an_operator(
+    spark: SparkSession, tmp_path: Path, logged: Callable[[int], list[str]]
+) -> None:
+    def fail(df: DataFrame, batch: int) -> None:
+        raise ValueError("the sink is full")
+
+    jobs = [Job(tmp_path / name).add(make_orders(1, seed=75)) for name in ("before", "without", "with")]
+    ids = []
+    for job, rows in [(job, job.ledger(spark, 2)) for job in jobs]:
+        query = job.start(job.read(spark) if job is jobs[1] else rows, fail)
+        with pytest.raises(StreamingQueryException):
+            query.awaitTermination()
+        ids.append(query.id)
+    assert logged(2) == [f"query {ids[n]} has failed: ValueError: the sink is full" for n in (0, 2)]
 
 
 def test_a_query_that_runs_or_ended_well_or_failed_elsewhere_has_no_error(spark: SparkSession, tmp_path: Path) -> None:

@@ -128,3 +128,25 @@ def test_operators_side_by_side_have_a_clock_each(named: SparkSession, tmp_path:
     newest = max((jobs[0].checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)).read_text()
     names = [line.partition(":")[0] for line in newest.splitlines()[2:]]
     assert sorted(names) == ["one", "statelog_clock_one", "statelog_clock_two", "two"]
+
+
+@pytest.mark.parametrize("after", ["processing time", "a heartbeat"])
+@pytest.mark.parametrize("before", ["processing time", "a heartbeat"])
+@pytest.mark.parametrize("way", ["savepoint", "branch"])
+def test_another_query_goes_on_with_a_clock_or_without(
+    named: SparkSession, tmp_path: Path, way: str, before: str, after: str
+) -> None:
+    job = Job(tmp_path)
+    add_json(job.input, [[{"user": "a", "at": second(5)}], [{"user": "a", "at": second(65)}]])
+    job.run(WAYS[before](read(named, job.input, "events")))
+    other = job.elsewhere("other")
+    if way == "branch":
+        statelog.branch(job.checkpoint, other.checkpoint)
+    else:
+        statelog.savepoint(job.checkpoint, tmp_path / "savepoint")
+        statelog.restore(tmp_path / "savepoint", other.checkpoint)
+    add_json(job.input, [[{"user": "a", "at": second(165)}], [{"user": "b", "at": second(166)}]])
+    other.run(WAYS[after](read(named, other.input, "events")))
+    assert [row for _, rows in sorted(other.results().items()) for row in rows] == [["a", 3], ["b", 1]]
+    job.run(WAYS[before](read(named, job.input, "events")))
+    assert [n for _, rows in sorted(job.results().items()) for user, n in rows if user == "a"] == [1, 2, 3]

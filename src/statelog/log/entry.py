@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -27,7 +26,7 @@ from statelog.log.references import (
 from statelog.runs.key_groups import Natural, Parallelism
 from statelog.runs.schema import StateSchema
 from statelog.sealed import MALFORMED
-from statelog.storage.store import Store, read_ahead
+from statelog.storage.store import Store
 
 FRAME_MAGIC: Final = b"SLE1"
 _MAGIC: Final = b"SLE"
@@ -35,9 +34,8 @@ VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
-_READ_AHEAD_BYTES: Final = 64 * 1024
-HEADS_AT_ONCE: Final = 16
-"""Entries of an object store that are fetched at a time: then a start waits for few round trips."""
+READ_AHEAD_BYTES: Final = 64 * 1024
+"""Bytes that are read of a file at a time."""
 
 INITIAL_BATCH: Final = -1
 """The batch before the first one."""
@@ -459,21 +457,16 @@ class FrameReader:
         """Read bytes that are there; StorageError if the object has become shorter."""
         if not self._start <= offset <= offset + length <= self._start + len(self._buffer):
             self._start = offset
-            self._buffer = self._store.read(self.name, offset=offset, length=max(length, _READ_AHEAD_BYTES))
+            self._buffer = self._store.read(self.name, offset=offset, length=max(length, READ_AHEAD_BYTES))
             if len(self._buffer) < length:
                 raise StorageError(f"{self.name} became shorter while it was read.", hint="Try again.")
         return self._buffer[offset - self._start : offset - self._start + length]
 
     def _is_zero(self, offset: int, size_bytes: int) -> bool:
-        for start in range(offset, size_bytes, _READ_AHEAD_BYTES):
-            data = self._store.read(self.name, offset=start, length=min(_READ_AHEAD_BYTES, size_bytes - start))
+        for start in range(offset, size_bytes, READ_AHEAD_BYTES):
+            data = self._store.read(self.name, offset=start, length=min(READ_AHEAD_BYTES, size_bytes - start))
             if not data:
                 break  # the object is shorter than `size_bytes`, which a caller may not know
             if any(data):
                 return False
         return True
-
-
-def read_heads(store: Store, names: Iterable[str]) -> Iterator[bytes]:
-    """Read the first bytes of objects, in the order of their names, many at once; raises as the store's ``read``."""
-    return read_ahead(names, partial(store.read, length=_READ_AHEAD_BYTES), HEADS_AT_ONCE)

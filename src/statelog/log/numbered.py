@@ -27,12 +27,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NoReturn
 
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StatelogError, StorageError
 from statelog.log.entry import (
     FRAME_HEADER_BYTES,
+    READ_AHEAD_BYTES,
     Claim,
     Entry,
     Fence,
@@ -42,11 +44,10 @@ from statelog.log.entry import (
     damaged_log,
     decode_header,
     encode_frame,
-    read_heads,
 )
 from statelog.log.seen_files import SeenFiles
 from statelog.log.torn import TornFrames
-from statelog.storage.store import ObjectInfo, Store, if_present
+from statelog.storage.store import ObjectInfo, Store, if_present, read_ahead
 
 LOG_FILE: Final = re.compile(r"(\d{20})\.log")
 _READ_ATTEMPTS: Final = 5
@@ -96,7 +97,8 @@ class NumberedLog:
 
     With `appends`, entries are appended to the newest file up to `max_file_bytes`; the store must be able to. Otherwise
     each entry is a file of its own. The file of a claim stays for `min_age_s` even if none of its entries is needed, so
-    that older writers find it. A log that `remembers` reads only what it has not read before.
+    that older writers find it. A log that `remembers` reads only what it has not read before. Of an object store, where
+    entries are objects, `reads_at_once` are fetched at a time, so that a start waits for few round trips.
     """
 
     def __init__(
@@ -109,8 +111,10 @@ class NumberedLog:
         max_file_bytes: int = 32 << 20,
         min_age_s: float = 60.0,
         remembers: bool = False,
+        reads_at_once: int = 16,
     ) -> None:
         self._store = store
+        self._reads_at_once = reads_at_once
         self._seen = SeenFiles(store) if remembers else None
         self._prefix = prefix
         self._clock = clock
@@ -388,7 +392,8 @@ class NumberedLog:
         if self._store.can_append:
             return iter(())  # few files, of many entries
         unknown = [info.name for info in files if not (self._seen and self._seen.knows(info))]
-        heads, names = read_heads(self._store, unknown), set(unknown)
+        head_of = partial(self._store.read, length=READ_AHEAD_BYTES)
+        heads, names = read_ahead(unknown, head_of, self._reads_at_once), set(unknown)
         return (next(heads) if info.name in names else b"" for info in files)
 
     def _read_file(

@@ -22,6 +22,7 @@ from statelog.errors import (
     StatelogError,
     StateMissingError,
     error_in_text,
+    failure_in_text,
 )
 from statelog.log.open import (
     open_log,
@@ -95,6 +96,8 @@ class Endpoint:
         self._plans: dict[str, OperatorPlan] = {}
         self._initial_outcomes: dict[tuple[str, str], StoredInitial | Exception] = {}
         self._slots: dict[str, _Slot] = {}
+        self._prepared: set[str] = set()
+        """The ids of started queries that have operators of statelog."""
         self._checked: set[str] = set()
         """The locations other than directories whose stores can be trusted with a log."""
         self._ends: dict[str, StateMissingError | None] = {}
@@ -113,7 +116,7 @@ class Endpoint:
         """Make an operator known, before any of its tasks calls."""
         with self._lock:
             self._plans[plan.instance] = plan
-        internals.when_queries_start_and_fail(plan.session, self._prepare, _log_failure)
+        internals.when_queries_start_and_fail(plan.session, self._prepare, self._log_failure)
 
     def _prepare(self, query_id: str, run_id: str) -> None:
         """Before a query's first batch: adapt its settings, place its subtasks, store initial state."""
@@ -122,6 +125,7 @@ class Endpoint:
             plans = [] if query is None else self._plans_of(query)
             if query is None or not plans:
                 continue
+            self._prepared.add(query_id)
             _fit_clock(session, query)
             plan_without_adaptive_execution(query)
             lift_byte_limit(session, query)
@@ -311,12 +315,11 @@ class Endpoint:
 
         threading.Thread(target=in_background(wait), name=f"statelog-end-{query.id}", daemon=True).start()
 
-
-def _log_failure(query_id: str, text: str) -> None:
-    """Log in one line the error that made a query fail; Spark's own report of a failed foreachBatch is a long text."""
-    error = error_in_text(text)
-    if error is not None:
-        _log.error("query %s has failed: %s: %s", query_id, type(error).__name__, " ".join(str(error).split()))
+    def _log_failure(self, query_id: str, text: str) -> None:
+        """Log in one line why a query failed; Spark's own report of a failed foreachBatch is a long text."""
+        failure = failure_in_text(text)
+        if failure is not None and (query_id in self._prepared or error_in_text(text) is not None):
+            _log.error("query %s has failed: %s", query_id, failure)
 
 
 def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:
