@@ -67,9 +67,26 @@ def test_the_directories_of_another_parallelism_are_removed(tmp_path: Path, monk
     remove_other_parallelisms(own / "1")
     assert names(tmp_path / "operator") == ["2"]
     assert names(own) == ["0", "0.used", "1", "1.used"]
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "gone", own]))
+    glob = Path.glob
+    gone = own.with_name("gone")
+    monkeypatch.setattr(
+        Path, "glob", lambda self, pattern: iter([gone, own]) if self == own.parent else glob(self, pattern)
+    )
     remove_other_parallelisms(own / "1")
     assert names(tmp_path / "operator") == ["2"]
+
+
+def test_the_directory_of_a_running_task_of_another_parallelism_stays(tmp_path: Path) -> None:
+    """A task of an older start, which a newer one with another parallelism has not stopped yet."""
+    older, newer = tmp_path / "1" / "0", tmp_path / "2" / "0"
+    for directory in (older, newer, newer.with_name("1")):
+        use(directory, 7)
+    with in_use(newer, 8):
+        remove_other_parallelisms(older)
+        assert names(newer) == ["file"]
+        assert names(newer.parent) == ["0", "0.used"]
+    remove_other_parallelisms(older)
+    assert names(tmp_path) == ["1"]
 
 
 def test_each_subtask_has_its_turn_to_remove() -> None:

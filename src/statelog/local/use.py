@@ -21,14 +21,6 @@ def subtask_directory(base: Path, query_id: str, identity: str, parallelism: int
     return base / "statelog" / query_id / identity / str(parallelism) / str(subtask)
 
 
-def remove_other_parallelisms(directory: Path) -> None:
-    """Remove the operator's directories of other parallelisms than this subtask's: the query has left those."""
-    own = directory.parent
-    for other in own.parent.glob("*"):
-        if other != own:
-            shutil.rmtree(other, ignore_errors=True)
-
-
 SPARE_BATCHES: Final = 10
 """Number of batches that a subtask may run elsewhere before its files go."""
 _SUFFIX: Final = ".used"
@@ -96,24 +88,43 @@ def remove_unused(directory: Path, batch: int, spare_batches: int = SPARE_BATCHE
     `directory` is that of a subtask that has run `batch` here; the others are beside it.
     """
     for used_file in directory.parent.glob(f"*{_SUFFIX}"):
-        _remove_if_unused(used_file, batch, spare_batches)
+        _remove_if(used_file, lambda used: _is_unused(used, batch, spare_batches))
 
 
-def _remove_if_unused(used_file: Path, batch: int, spare_batches: int) -> None:
+def remove_other_parallelisms(directory: Path) -> None:
+    """Remove the operator's directories of other parallelisms than this subtask's, but for those where a task runs.
+
+    A task of an older start may call this beside those of a newer one that has another parallelism.
+    """
+    own = directory.parent
+    for other in own.parent.glob("*"):
+        if other != own:
+            for used_file in other.glob(f"*{_SUFFIX}"):
+                _remove_if(used_file, lambda used: True)
+            with suppress(OSError):  # a task runs there, or another one was faster
+                other.rmdir()
+
+
+def _is_unused(used: int, batch: int, spare_batches: int) -> bool:
+    text = os.pread(used, _BATCH_BYTES, 0)
+    last = int(text) if text.strip().isdigit() else None
+    if last is None or last > batch:
+        # The task died before it named its batch, or the query has gone back since: count from now on.
+        os.pwrite(used, f"{batch:{_BATCH_BYTES}}".encode(), 0)
+        return False
+    return last < batch - spare_batches
+
+
+def _remove_if(used_file: Path, is_unused: Callable[[int], bool]) -> None:
+    """Remove the directory whose use a file marks, and the file, if no task runs there and the open file says so."""
     try:
         used = os.open(used_file, os.O_RDWR)
     except FileNotFoundError:
         return
     try:
         fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.fstat(used).st_nlink:
-            return  # another task removed it meanwhile; the subtask may run again, with a new file
-        text = os.pread(used, _BATCH_BYTES, 0)
-        last = int(text) if text.strip().isdigit() else None
-        if last is None or last > batch:
-            # The task died before it named its batch, or the query has gone back since: count from now on.
-            os.pwrite(used, f"{batch:{_BATCH_BYTES}}".encode(), 0)
-        elif last < batch - spare_batches:
+        # Without a name another task removed it meanwhile; the subtask may run again, with a new file.
+        if os.fstat(used).st_nlink and is_unused(used):
             if used_file.with_suffix("").exists():
                 shutil.rmtree(used_file.with_suffix(""))
             used_file.unlink()
