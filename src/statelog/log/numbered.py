@@ -38,7 +38,6 @@ from statelog.log.entry import (
     Claim,
     Entry,
     Fence,
-    Frame,
     FrameReader,
     QueryCheckpoint,
     damaged_log,
@@ -46,7 +45,7 @@ from statelog.log.entry import (
     encode_frame,
 )
 from statelog.log.seen_files import SeenFiles
-from statelog.log.torn import TornFrames
+from statelog.log.torn import TornFrames, frame_unless_torn
 from statelog.storage.store import ObjectInfo, Store, if_present, read_ahead
 
 LOG_FILE: Final = re.compile(r"(\d{20})\.log")
@@ -72,16 +71,6 @@ class _LogFiles:
                 newest = entry.epoch
                 valid.append(entry)
         return valid
-
-
-def _frame_at(reader: FrameReader, offset: int, size_bytes: int, torn: TornFrames | None) -> Frame | None:
-    """As :meth:`FrameReader.frame_at`; None for a damaged frame too, if it may be torn and is."""
-    try:
-        return reader.frame_at(offset, size_bytes)
-    except CorruptionError:
-        if torn is None or not torn.is_torn(offset):
-            raise
-        return None
 
 
 def base_name(number: int) -> str:
@@ -134,6 +123,7 @@ class NumberedLog:
         self._is_in_doubt = False
         self._is_used = False
         self._lost = "it has not claimed it"
+        self._tried_epoch: int | None = None
         self._looked_s = (0.0, 0.0)
         # The log files that this start knows of: a dictionary is in order, and quick to remove from.
         self._existing: dict[int, None] = {}
@@ -161,20 +151,24 @@ class NumberedLog:
         """Open the next epoch and return all valid entries before it.
 
         `make` makes the claim of an epoch from its number; it is called again if another start takes the number. Raises
-        CorruptionError as :meth:`read`, FencedError if a still newer start claimed the log meanwhile, and StorageError
-        if the store fails; the claim may then exist or not, and claiming again is safe.
+        CorruptionError as :meth:`read`, FencedError if a still newer start has claimed the log meanwhile, or since an
+        earlier call that failed, and StorageError if the store fails; the claim may then exist or not, and claiming
+        again is safe.
         """
-        self._lost, self._is_in_doubt = "its claim failed", False
+        tried, self._lost, self._is_in_doubt = self._tried_epoch, "its claim failed", False
         while True:
             looked_s = self._now_s()
             newest = max(self._files(), default=0)
             epoch = self._epoch_of(newest)
             if epoch is None:
                 continue
+            if tried is not None and epoch > tried:
+                self._lose("another run has claimed it since this one first tried to")
             if newest and self._store.can_append:
                 # Its maker may not have made its name durable yet: after a crash the claim must not stand without it.
                 self._store.sync(self.name_of(newest), start=0, end=0)
             claim = make(epoch + 1)
+            self._tried_epoch = claim.epoch
             frame = b"".join(encode_frame(claim, []))
             if self._store.put_if_absent(self.name_of(newest + 1), frame):
                 break
@@ -417,7 +411,7 @@ class NumberedLog:
             frames.append(first)
         may_be_torn = self._store.can_append and fenced_end is None and frames[0].entry.epoch != next_epoch
         torn = TornFrames(reader, size)
-        while frame := _frame_at(reader, frames[-1].end, limit, torn if may_be_torn else None):
+        while frame := frame_unless_torn(reader, frames[-1].end, limit, torn if may_be_torn else None):
             frames.append(frame)
         if may_be_torn and len(frames) > max(known, 1):
             # Was the last one acknowledged? Its header and index may be there without all of its payload.

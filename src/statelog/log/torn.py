@@ -17,6 +17,7 @@ from statelog.log.entry import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     Entry,
+    Frame,
     FrameReader,
     QueryCheckpoint,
     decode_header,
@@ -113,3 +114,13 @@ def _inside(entry: QueryCheckpoint) -> Iterator[SegmentRef | StoredRun]:
         parts: list[SegmentRef | StoredRun] = [*section.segments]
         parts += [run for base in section.bases for level in base.levels for run in level.runs]
         yield from (part for part in parts if part.name.endswith(own) and part.offset > entry.offset)
+
+
+def frame_unless_torn(reader: FrameReader, offset: int, size_bytes: int, torn: TornFrames | None) -> Frame | None:
+    """As :meth:`FrameReader.frame_at`; None for a damaged frame too, if it may be torn and is."""
+    try:
+        return reader.frame_at(offset, size_bytes)
+    except CorruptionError:
+        if torn is None or not torn.is_torn(offset):
+            raise
+        return None
