@@ -28,6 +28,7 @@ from benchmarks import (
     write_ahead,
 )
 from benchmarks.frame import command_line
+from benchmarks.published import publish
 
 BENCHMARKS: Final = [
     count,
@@ -52,6 +53,7 @@ BENCHMARKS: Final = [
 ]
 
 main = command_line(BENCHMARKS)
+main.add_command(publish)
 
 if __name__ == "__main__":
     # As an exception, so that the running child is ended and its files are removed.

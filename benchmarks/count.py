@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ CEILING: Final = "stateless ceiling"
 LONGS: Final = "statelog, longs"
 MIXED: Final = "statelog, mixed columns"
 
+_SMALL_BATCH: Final = 20_000
 _TARGET_KEYS: Final = 45_000
 _TARGET_KEYS_TOLERANCE: Final = 0.05
 _CHECKPOINT_TARGET: Final = "subtask's part plus commit time, median ms"
@@ -32,13 +33,13 @@ _CHECKPOINTS: Final = f"statelog, {_TARGET_KEYS // 1000}k keys changed"
 
 @dataclass(frozen=True)
 class Settings:
-    rows_per_batch: int = option(200_000, "Of statelog and the ceiling.")
+    rows_per_batch: tuple[int, ...] = option(
+        (20_000, 200_000), "Of all sides; may be repeated. With mixed columns only the largest counts."
+    )
     keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
     skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     batches: int = option(40, "Of statelog and the ceiling.")
-    spark_rows_per_batch: int = option(20_000, "Of Spark's own.")
-    spark_batches: int = option(24, "Of Spark's own.")
-    equal_sizes: bool = option(False, "Give all sides Spark's batches, and leave out the target of the checkpoint.")
+    spark_batches: int = option(40, "Of Spark's own; fewer if they have more than 20,000 rows.")
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     warm_up: int = option(20, "First batches to leave out; the JVM still gets faster in them.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
@@ -49,11 +50,7 @@ class Settings:
     )
 
 
-QUICK: Final = [
-    Settings(
-        skew=HOT, rows_per_batch=5_000, keys=10_000, batches=3, spark_rows_per_batch=500, spark_batches=3, warm_up=1
-    )
-]
+QUICK: Final = [Settings(skew=HOT, rows_per_batch=(500, 5_000), keys=10_000, batches=3, spark_batches=3, warm_up=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,22 +100,29 @@ class KeepSide(CountSide):
 def run(settings: Settings, place: Path) -> Result:
     if settings.columns == "mixed":
         return _beside_longs(settings, place)
-    require_measured(min(settings.batches, settings.spark_batches), settings.warm_up)
-    if settings.equal_sizes:
-        settings = replace(settings, rows_per_batch=settings.spark_rows_per_batch)
-    rows_needed = rows_for_changed_keys(_TARGET_KEYS * settings.parallelism, settings.keys)
-    target_rows = None if settings.equal_sizes else rows_needed
-    spark = {"rows_per_batch": settings.spark_rows_per_batch, "batches": settings.spark_batches}
-    sides = {CEILING: CountSide.of(settings, side=CEILING), STATELOG: CountSide.of(settings, side=STATELOG)}
+    sizes = sorted(set(settings.rows_per_batch))
+    warm_up: dict[str, int] = {}
+    sides: dict[str, CountSide] = {}
+    for rows in sizes:
+        for side in (CEILING, STATELOG, SPARK):
+            batches, left_out = _batches_of(settings, side, rows)
+            require_measured(batches, left_out)
+            name = side_name(side, rows)
+            sides[name] = CountSide.of(settings, side=side, rows_per_batch=rows, batches=batches)
+            warm_up[name] = left_out
+    target_rows = rows_for_changed_keys(_TARGET_KEYS * settings.parallelism, settings.keys)
     if target_rows is not None:
         sides[_CHECKPOINTS] = CountSide.of(settings, side=STATELOG, rows_per_batch=target_rows)
-    sides[SPARK] = CountSide.of(settings, side=SPARK, **spark)
-    figures = compare(sides, place, settings.rounds, settings.warm_up)
+        warm_up[_CHECKPOINTS] = settings.warm_up
+    figures = compare(sides, place, settings.rounds, warm_up)
     for each in figures.values() if settings.skew == UNIFORM else ():
         expected = changed_keys(each["rows_per_batch"], settings.keys)
         each["expected_changed_keys_per_subtask"] = expected / settings.parallelism
     rates = {name: each["rows_per_s_by_round"] for name, each in figures.items()}
-    speedup, of_ceiling = (median_ratio(rates[STATELOG], rates[name]) for name in (SPARK, CEILING))
+    to_spark, to_ceiling = (
+        {f"{rows:,}": median_ratio(rates[side_name(STATELOG, rows)], rates[side_name(other, rows)]) for rows in sizes}
+        for other in (SPARK, CEILING)
+    )
     checkpoints = figures.get(_CHECKPOINTS, {})
     # The target is meant for so many keys.
     is_enough = checkpoints.get("changed_keys_per_subtask", 0) >= _TARGET_KEYS * (1 - _TARGET_KEYS_TOLERANCE)
@@ -126,19 +130,24 @@ def run(settings: Settings, place: Path) -> Result:
     return Result(
         figures={
             "sides": figures,
-            "statelog_to_spark_rows_per_s": speedup,
-            "statelog_to_ceiling_rows_per_s": of_ceiling,
+            "statelog_to_spark_rows_per_s": to_spark,
+            "statelog_to_ceiling_rows_per_s": to_ceiling,
         },
         targets=[
-            Target(
-                "statelog / Spark transformWithState, rows/s", speedup, 12 if settings.equal_sizes else 70, "at_least"
+            *(
+                Target(f"statelog / Spark transformWithState, rows/s, {rows} per batch", ratio, 12, "at_least")
+                for rows, ratio in to_spark.items()
             ),
-            *([] if settings.equal_sizes else [Target(_CHECKPOINT_TARGET, checkpoint_ms, 50, "at_most")]),
+            Target(_CHECKPOINT_TARGET, checkpoint_ms, 50, "at_most"),
         ],
         rows=[_row(name, each) for name, each in figures.items()],
         remarks=[
-            samples_of(figures.items(), settings.warm_up),
-            f"statelog / Spark transformWithState: {speedup:.1f}; statelog / stateless ceiling: {of_ceiling:.2f}",
+            samples_of(figures.items(), warm_up),
+            *(
+                f"{rows} rows per batch: statelog / Spark transformWithState {ratio:.1f};"
+                f" statelog / stateless ceiling {to_ceiling[rows]:.2f}"
+                for rows, ratio in to_spark.items()
+            ),
             *(
                 f"{name}: {each['changed_keys_per_subtask']:,.0f} keys and"
                 f" {each['changed_bytes_per_subtask'] / 1e6:.2f} MB changed per subtask and batch (medians)"
@@ -149,9 +158,28 @@ def run(settings: Settings, place: Path) -> Result:
     )
 
 
+def _batches_of(settings: Settings, side: str, rows_per_batch: int) -> tuple[int, int]:
+    """How many batches a side runs, and how many of them warm it up.
+
+    Spark's own needs half a minute for a large batch. So it gets as many rows in large batches as in small ones, and at
+    least two batches are measured.
+    """
+    if side != SPARK:
+        return settings.batches, settings.warm_up
+    fewer = max(1, rows_per_batch // _SMALL_BATCH)
+    warm_up = math.ceil(settings.warm_up / fewer)
+    return settings.spark_batches if fewer == 1 else max(settings.spark_batches // fewer, warm_up + 2), warm_up
+
+
+def side_name(side: str, rows_per_batch: int) -> str:
+    """The name of a side with batches of one size."""
+    return f"{side}, {rows_per_batch:,} rows"
+
+
 def _beside_longs(settings: Settings, place: Path) -> Result:
     require_measured(settings.batches, settings.warm_up)
-    sides = {name: KeepSide.of(settings, side=name) for name in _TYPES}
+    rows = max(settings.rows_per_batch)
+    sides = {name: KeepSide.of(settings, side=name, rows_per_batch=rows) for name in _TYPES}
     figures = compare(sides, place, settings.rounds, settings.warm_up)
     ratio = median_ratio(*(figures[name]["rows_per_s_by_round"] for name in _TYPES))
     return Result(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 _PERCENTILES: Final = {
@@ -52,13 +52,14 @@ def median_ratio(one: Iterable[float], other: Iterable[float]) -> float:
     return statistics.median(float(first) / float(second) for first, second in zip(one, other, strict=True))
 
 
-def samples_of(figures: Iterable[tuple[str, dict[str, Any]]], warm_up: int) -> str:
+def samples_of(figures: Iterable[tuple[str, dict[str, Any]]], warm_up: int | Mapping[str, int]) -> str:
     """A remark on the number of batches that were measured, by side."""
     samples: Counter[str] = Counter()
     for name, each in figures:
         samples[name] += each["batch_ms"]["samples"]
     shown = ", ".join(f"{name} {count}" for name, count in samples.items())
-    return f"The first {warm_up} batches of every run are left out; measured batches: {shown}. All were checked."
+    left_out = warm_up if isinstance(warm_up, int) else " or ".join(map(str, sorted({*warm_up.values()})))
+    return f"The first {left_out} batches of every run are left out; measured batches: {shown}. All were checked."
 
 
 def shown(durations: dict[str, Any] | None, digits: int = 1) -> str:

@@ -142,7 +142,7 @@ def _command(benchmark: Any) -> click.Command:
 
             write_report(report, name, heading, result)
         if json_file is not None:
-            _write_json(json_file, name, about, {**parameters, "directory": directory}, result)
+            _write_json(json_file, benchmark, about, {**parameters, "directory": directory}, result)
 
     options: list[click.Parameter] = [
         click.Option(
@@ -182,7 +182,7 @@ def _all(benchmarks: Sequence[Any]) -> click.Command:
                     _print([f"{name}: {_description(benchmark)}"], result)
                     if json_folder is not None:
                         file = json_folder / f"{name}{number if number > 1 else ''}.json"
-                        _write_json(file, name, about, dataclasses.asdict(settings), result)
+                        _write_json(file, benchmark, about, dataclasses.asdict(settings), result)
                 except Unavailable as error:
                     outcome = f"skipped: {error.message}"
                 except Exception as error:
@@ -221,11 +221,12 @@ def _directory_option() -> click.Option:
     return click.Option(["--directory"], type=_FOLDER, help=text)
 
 
-def _write_json(file: Path, name: str, about: dict[str, Any], parameters: dict[str, Any], result: Result) -> None:
+def _write_json(file: Path, benchmark: Any, about: dict[str, Any], parameters: dict[str, Any], result: Result) -> None:
     content = {
-        "benchmark": name,
+        "benchmark": _name(benchmark),
         "machine": about,
         "parameters": parameters,
+        "defaults": dataclasses.asdict(benchmark.Settings()),
         "figures": result.figures,
         "targets": [target.to_json() for target in result.targets],
     }

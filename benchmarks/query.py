@@ -269,17 +269,20 @@ def run_once(sides: Iterable[Side], place: Path) -> dict[str, dict[str, Any]]:
     return {name: one for name, (one,) in measured.items()}
 
 
-def compare(sides: Mapping[str, BatchSide], place: Path, rounds: int, warm_up: int) -> dict[str, dict[str, Any]]:
-    """The figures of sides that take turns."""
+def compare(
+    sides: Mapping[str, BatchSide], place: Path, rounds: int, warm_up: int | Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """The figures of sides that take turns; `warm_up` batches are left out, of all sides or by side."""
+    left_out = dict.fromkeys(sides, warm_up) if isinstance(warm_up, int) else warm_up
 
-    def run(side: BatchSide) -> dict[str, Any]:
-        measured = side.run(place)
+    def run(name: str) -> dict[str, Any]:
+        measured = sides[name].run(place)
         # All sides together may take long; whoever has to stop the benchmark has seen something.
-        click.echo(f"    {side.figures([measured], warm_up)['rows_per_s']:,.0f} rows/s", err=True)
+        click.echo(f"    {sides[name].figures([measured], left_out[name])['rows_per_s']:,.0f} rows/s", err=True)
         return measured
 
-    measured = alternate({name: partial(run, side) for name, side in sides.items()}, rounds)
-    return {name: side.figures(measured[name], warm_up) for name, side in sides.items()}
+    measured = alternate({name: partial(run, name) for name in sides}, rounds)
+    return {name: side.figures(measured[name], left_out[name]) for name, side in sides.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -259,7 +259,13 @@ def run(settings: Settings, place: Path) -> Result:
     return Result(
         figures={
             "sides": by_name,
-            "statelog_to_spark_rows_per_s": {", ".join(pair): value for pair, value in ratios.items()},
+            "statelog_rows_per_s": {
+                mode: {kind: figures[kind, mode, STATELOG]["rows_per_s"] for kind, of in pairs if of == mode}
+                for mode in modes
+            },
+            "statelog_to_spark_rows_per_s": {
+                mode: {kind: ratio for (kind, of), ratio in ratios.items() if of == mode} for mode in modes
+            },
         },
         targets=[
             Target(f"{kind}, {mode}: statelog / Spark, rows/s", value, _LEAST_RATIO, "at_least")

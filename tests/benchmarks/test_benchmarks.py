@@ -75,27 +75,38 @@ class TestCount:
             return measured(side, batch_ms[side.side], **(checkpoint if side.side == count.STATELOG else {}))
 
         monkeypatch.setattr(count.CountSide, "run", run_side)
-        return lambda keys, **more: count.run(count.Settings(keys=keys, batches=6, warm_up=2, **more), tmp_path)
+        settings = {"rows_per_batch": (200_000,), "batches": 6, "warm_up": 2}
+        return lambda keys, **more: count.run(count.Settings(keys=keys, **{**settings, **more}), tmp_path)
 
     def test_figures_and_targets(self, run: Callable[..., Result]) -> None:
         result = run(1_000_000)
 
         sides = result.figures["sides"]
         # Medians of the batches from the third on: 250, 400, 400 and 3,200 ms.
-        assert sides[count.CEILING]["rows_per_s"] == pytest.approx(800_000)
-        assert sides[count.STATELOG]["rows_per_s"] == pytest.approx(500_000)
-        assert sides[count.SPARK]["rows_per_s"] == pytest.approx(6_250)
-        assert result.figures["statelog_to_ceiling_rows_per_s"] == pytest.approx(0.625)
-        assert outcomes(result) == [(80, True), (41, True)]
+        assert sides[count.side_name(count.CEILING, 200_000)]["rows_per_s"] == pytest.approx(800_000)
+        assert sides[count.side_name(count.STATELOG, 200_000)]["rows_per_s"] == pytest.approx(500_000)
+        assert sides[count.side_name(count.SPARK, 200_000)]["rows_per_s"] == pytest.approx(62_500)
+        assert result.figures["statelog_to_ceiling_rows_per_s"] == {"200,000": pytest.approx(0.625)}
+        assert outcomes(result) == [(8, False), (41, True)]
 
     def test_too_few_changed_keys_leave_the_target_unmeasured(self, run: Callable[..., Result]) -> None:
-        assert outcomes(run(10_000)) == [(80, True), (None, False)]
+        assert outcomes(run(10_000)) == [(8, False), (None, False)]
 
-    def test_equal_sizes_are_those_of_spark(self, run: Callable[..., Result]) -> None:
-        result = run(1_000_000, equal_sizes=True)
+    def test_all_sides_have_the_same_sizes_and_sparks_fewer_large_batches(self, run: Callable[..., Result]) -> None:
+        result = run(1_000_000, rows_per_batch=(200_000, 20_000), warm_up=20, batches=40)
 
-        assert {side["rows_per_batch"] for side in result.figures["sides"].values()} == {20_000}
-        assert outcomes(result) == [(8, False)]
+        sides = result.figures["sides"]
+        measured = {
+            (side["side"], side["rows_per_batch"]): (side["batches"], side["batches_left_out"])
+            for name, side in sides.items()
+            if "changed" not in name
+        }
+        assert measured == {
+            (side, rows): (4, 2) if (side, rows) == (count.SPARK, 200_000) else (40, 20)
+            for side in (count.CEILING, count.STATELOG, count.SPARK)
+            for rows in (20_000, 200_000)
+        }
+        assert list(result.figures["statelog_to_spark_rows_per_s"]) == ["20,000", "200,000"]
 
     def test_mixed_columns_are_held_against_longs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         batch_ms = {count.LONGS: 400, count.MIXED: 520}
@@ -106,8 +117,9 @@ class TestCount:
         assert outcomes(result) == [(1.3, True)]
 
     def test_warming_up_must_leave_batches(self, tmp_path: Path) -> None:
-        with pytest.raises(click.UsageError, match="4 batches leave nothing after 4"):
-            count.run(count.Settings(spark_batches=4, warm_up=4), tmp_path)
+        for settings in (count.Settings(spark_batches=4, warm_up=4), count.Settings(batches=4, warm_up=4)):
+            with pytest.raises(click.UsageError, match="4 batches leave nothing after 4"):
+                count.run(settings, tmp_path)
 
 
 STATE_BATCHES = 6
@@ -211,7 +223,7 @@ class TestState:
         }
         # 100,000 rows in half a second, 5,000 in one.
         assert outcomes(result) == [(40, True)] * 11
-        assert result.figures["statelog_to_spark_rows_per_s"]["map, pandas"] == pytest.approx(40)
+        assert result.figures["statelog_to_spark_rows_per_s"]["pandas"]["map"] == pytest.approx(40)
 
     def test_equal_sizes_are_sparks(self, asked: list[state.StateSide], tmp_path: Path) -> None:
         result = state.run(state.Settings(equal_sizes=True, kind=("map",), mode="pandas"), tmp_path)
