@@ -1,4 +1,4 @@
-"""Metrics and progress: recorded where things happen, sent with the ack, told to the observer."""
+"""Metrics and progress: recorded where things happen, sent with the ack, reported to the observer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress of a long call, for whoever watches it: the bytes that are done, of those that are known.
+"""The progress of a long call, for its observers: the bytes that are done, of those that are known.
 
 A call does not know whether it is watched, and by whom: so no function has an argument for it. The watcher belongs to
 the context of the caller (:mod:`contextvars`); a call that runs elsewhere, such as in a task of Spark, has none.

@@ -38,7 +38,7 @@ class _Header(msgspec.Struct):
 def seal(document: msgspec.Struct, kind: str, version: int) -> bytes:
     """Encode a document with its kind, its version (from 1) and a checksum; no field may have one of these names.
 
-    `kind` tells people what the document is, and no reader takes it for a document of another kind.
+    `kind` names the document for people, and keeps readers from taking it for another kind.
     """
     fields = msgspec.structs.asdict(document)
     assert not fields.keys() & set(_OWN), f"{type(document).__name__} has a field that the seal needs"

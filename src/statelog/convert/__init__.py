@@ -24,7 +24,7 @@ Words:
 - exact type: a Python class whose values need no conversion.
 - missing value: None, or pandas' NaT and NA. NaN is one too, but in floating-point and text fields only in frames.
 - misfit: a value that its field cannot hold.
-- held value: a checked value that waits for its column, and that nobody can change any more.
+- held value: a checked value that waits for its column, and can no longer be changed.
 
 May import ``operators``, ``tables``, ``local``, ``log``, ``storage``, ``runs`` and the core modules, but not
 ``checkpoint``, which stands beside it. It names Spark's types and touches no Spark session.

@@ -1,6 +1,6 @@
 """Timestamps as datetimes without a zone: local times of the process, as everywhere in PySpark.
 
-Of two instants with one local time, `fold` tells the second. A local time that a clock leaves out is the one that it
+Of two instants with one local time, `fold` marks the second. A local time that a clock leaves out is the one that it
 would have been: half past two, where the clock goes from two to three, is half past three. So says Python's
 ``timestamp()``, and so does Spark.
 """

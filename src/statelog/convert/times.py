@@ -32,7 +32,7 @@ class TimeMode(StrEnum):
         return _DOMAINS.get(self)
 
     def timer_values(self, moment: Moment) -> TimerValues:
-        """Spark's object that tells a processor the time; without a clock both times are -1."""
+        """Spark's object that gives a processor the time; without a clock both times are -1."""
         if self is TimeMode.NONE:
             return TimerValues(-1, -1)
         return TimerValues(moment.processing_ms, moment.watermark_ms)

@@ -4,7 +4,7 @@ A checkpoint exists once the log has its entry. Tasks and the coordinator exchan
 
 1. `admission` decides whether a start may continue from the location, and which of its operators begin; the
    `coordinator` claims the log. Each operator of the start is an `active_operator`.
-2. `views` tells each subtask its state before the batch; `redistribution` deals out unkeyed state.
+2. `views` describes to each subtask its state before the batch; `redistribution` assigns unkeyed state.
 3. For each ack, `admission` refuses stale and misplaced tasks, and `batch` decides which attempt's ack counts.
 4. Once all operators have all acks, `commit` makes their sections, and the `checkpoint_writer` appends them as one
    entry.

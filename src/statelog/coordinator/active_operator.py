@@ -379,7 +379,7 @@ class Restore:
 
 
 class RestoringSubtasks:
-    """Adds up the progress of an operator's subtasks, and tells the observer."""
+    """Adds up the progress of an operator's subtasks, and reports it to the observer."""
 
     def __init__(self, config: OperatorConfig, observer: Observer, name: str, clock: Clock) -> None:
         self._config = config

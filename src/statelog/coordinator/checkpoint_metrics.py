@@ -136,7 +136,7 @@ def _hot_keys(acks: Sequence[AcceptedAck], key_schema: bytes) -> list[HotKey]:
 
 
 def _decoded(codec: KeyCodec, key: bytes) -> tuple[Any, ...] | None:
-    """The values of a key; None if it was not told, or Python has no such value, as for a date after the year 9999."""
+    """The values of a key; None if it was not reported, or has no Python value, as a date after the year 9999."""
     try:
         return codec.decode_all([key])[0] if key else None
     except (StatelogError, ValueError, ArithmeticError):
@@ -155,7 +155,7 @@ _KEPT: Final = 1000
 
 
 class KeptMetrics:
-    """Tells the observer of each checkpoint, and keeps its metrics: the newest whole, the others' numbers."""
+    """Reports each checkpoint to the observer, and keeps its metrics: the newest whole, the others' numbers."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

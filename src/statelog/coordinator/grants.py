@@ -51,7 +51,7 @@ class Grants:
     def end(self, subtask: int, *, has_leftovers: bool = True) -> bool:
         """End a subtask's grant; return whether it had one.
 
-        `has_leftovers` tells whether there may be objects of the job that no checkpoint references.
+        `has_leftovers` says whether there may be objects of the job that no checkpoint references.
         """
         grant = self._open.pop(subtask, None)
         if grant is None:

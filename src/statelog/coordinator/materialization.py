@@ -305,7 +305,7 @@ class MaterializationPolicy:
     ) -> JobOutcome:
         """Decide whether the levels that came with an ack count; if so, they go with the ack that counts.
 
-        `payload` has their runs without a name; `is_counted` tells whether the ack itself counts. Raises StorageError
+        `payload` has their runs without a name; `is_counted` says whether the ack itself counts. Raises StorageError
         if the subtask's materializations have failed too often.
         """
         self._note_failure(ack)

@@ -1,4 +1,4 @@
-"""Tells which base counts for which key hashes.
+"""Which base counts for which key hashes.
 
 Subtasks materialize one by one, and their number may change between starts. So the bases of one operator may come from
 different batches and from subtasks with other ranges of key hashes.

@@ -30,9 +30,9 @@ class Record:
 
     checkpoint: Checkpoint
     base_map: BaseMap | None
-    """None if the entries that told the bases are gone; the checkpoint then cannot be restored."""
+    """None if the entries with the bases are gone; the checkpoint then cannot be restored."""
     base_map_since: int
-    """The log tells the bases from this batch's entry on."""
+    """The log has the bases from this batch's entry on."""
     added: list[BaseRange]
     """Base ranges that the entry added."""
     removed: list[BaseRange]

@@ -105,7 +105,7 @@ class QueryHistory:
         self.begins_at: tuple[str, int] | None = None
         """The query whose state may begin with a batch, and that batch: a tool has said so, or it did."""
         self.parent: Parent | None = None
-        """The parent that the newest entry names, on whichever line it is: it tells what the location's files need."""
+        """The parent that the newest entry names, on whichever line it is: it says what the location's files need."""
         for entry in entries:
             match entry:
                 case Claim():

@@ -34,7 +34,7 @@ _SECOND_NS: Final = 10**9
 
 
 class FileStamps:
-    """Tells without reading a local file whether it is unchanged since it was written or checked.
+    """Decides without reading a local file whether it is unchanged since it was written or checked.
 
     A stamp is in the file's time of modification: its nanoseconds are a hash of the whole seconds, the size, and the id
     of the system's boot, which the file `boot_id` has. A later write sets another time. After a boot no stamp holds,

@@ -8,8 +8,8 @@ decides: a writer appends, and *then* looks for the next number before it report
 *then* reads the older ones to their ends, which it writes down in a fence, the second frame of its file. So an entry
 that was reported stands before the fence, and an entry behind the fence was never reported.
 
-After a failed append nobody knows how much of the frame is on the disk: a later sync that succeeds does not tell,
-because the system gives up data that it could not write. So nothing is appended behind such a frame. The writer goes on
+After a failed append it is unknown how much of the frame is on the disk. A later sync that succeeds proves nothing,
+because the system discards data that it could not write. So nothing is appended behind such a frame. The writer goes on
 in the next file, whose fence ends the file before in front of the frame. If a newer start has counted the frame, that
 number is taken. And a start that counts the last frame of an older one writes it again, before its own fence counts it.
 
@@ -59,7 +59,7 @@ class _LogFiles:
     files: list[list[Entry]] = field(default_factory=list)
     """Claims and checkpoints of each file."""
     open_tails: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Start and end of the last frame, by base name, in files that somebody may still append to and no fence covers."""
+    """Start and end of the last frame, by base name, in files without a fence, which may still be appended to."""
 
     @property
     def entries(self) -> list[Entry]:

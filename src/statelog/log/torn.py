@@ -1,4 +1,4 @@
-"""Tells what a crash of the machine has left of an append from damage.
+"""Distinguishes what a crash of the machine has left of an append from damage.
 
 Of an append that was not synced, any sectors may be on the disk, in any order; the others are zeros, or the file ends
 before them. An append is one frame, and nothing is appended behind a frame before that is durable. So a frame is torn

@@ -10,7 +10,7 @@ Two packages, one for each kind of operator:
 - ``keyed``: state belongs to a key, and the processor is called for each key. A batch gives a changeset.
 - ``unkeyed``: state belongs to a subtask, and the processor is called once per batch. A batch gives a snapshot.
 
-Two modules here deal with time. ``event_time`` reads the event time of rows, and tells late rows from others.
+Two modules here deal with time. ``event_time`` reads the event time of rows, and separates late rows from others.
 ``watermark`` computes an operator's own watermark from the largest event times of all subtasks; the coordinator uses it
 after each batch.
 

@@ -1,6 +1,6 @@
 """Lists the orphans of crashed starts, and deletes those that no start of the query can come to need.
 
-The next start removes all orphans. It has claimed the location; whoever deletes by hand has not, and the query may run.
+The next start removes all orphans. It has claimed the location; a deletion by hand has not, and the query may run.
 So `delete_orphans` asks for more than `list_orphans`; docs/design/0014-reading-state.md has the argument.
 """
 
@@ -46,7 +46,7 @@ def list_orphans(location: str, *, min_age_s: Seconds = 3600.0, clock: Clock | N
     min_age_s : float, timedelta or str
         Objects younger than this are left out, in seconds.
     clock : Clock, optional
-        The clock that tells an object's age; by default the machine's.
+        The clock by which an object's age is measured; by default the machine's.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def delete_orphans(
     dry_run : bool
         Only report; delete nothing.
     clock : Clock, optional
-        The clock that tells an object's age; by default the machine's.
+        The clock by which an object's age is measured; by default the machine's.
 
     Returns
     -------
@@ -217,7 +217,7 @@ def _before_newest(store: Store, entries: Sequence[Entry], clock: Clock) -> list
     try:
         return open_log(_EarlierLog(store, newest.number, newest.offset), Options(), clock).read()
     except CorruptionError:
-        # Its files are gone. Whoever has deleted them knows that the newest checkpoint lasts.
+        # Its files are gone. They were deleted only because the newest checkpoint lasts.
         return list(checkpoints[:-1])
 
 
@@ -248,7 +248,7 @@ def _log_files(
 ) -> Iterator[ObjectInfo]:
     """The log files that may go: those before a number, up to the first that has to stay.
 
-    Later ones may be claims, which stay as long as the file before them: it tells a frozen driver that it is fenced.
+    Later ones may be claims, which stay as long as the file before them, so that a frozen driver finds itself fenced.
     """
     numbered = [
         (match, info) for info in listed if (match := LOG_FILE.fullmatch(info.name.removeprefix(f"{LOG_FOLDER}/")))

@@ -77,7 +77,7 @@ class StoredQuery:
         return LoggedPoint.of(self, lineage, checkpoint, pin)
 
     def uids_of(self, pin: Pin) -> dict[str, str]:
-        """The operators that a pin keeps: their names by identity, the present ones as far as the log tells them."""
+        """The operators that a pin keeps: their names by identity, the present ones as far as the log has them."""
         return {one.identity: self.history.name_of(one.identity) or one.uid for one in pin.operators}
 
     def identities(self, uid: str | None) -> list[str]:

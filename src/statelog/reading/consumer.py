@@ -229,7 +229,7 @@ class ChangeConsumer:
     def _require_same(self, look: _Look, position: Position) -> None:
         """Raise StateMissingError if the batch of a position was taken back."""
         own = look.query.at(position.batch)
-        # An entry that has been deleted is told by the one after it, see `_after`.
+        # A deleted entry is known from the one after it, see `_after`.
         is_same = position.batch <= look.latest.batch if own is None else own.token.hex() == position.token
         if position.token and not is_same:
             raise self._replaced(look, position)

@@ -1,4 +1,4 @@
-"""Tells what happened to one key."""
+"""The history of one key."""
 
 from __future__ import annotations
 

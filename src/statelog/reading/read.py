@@ -45,7 +45,7 @@ def read_state(
     at : int, datetime or str, optional
         The batch whose checkpoint is read; or a time with its zone: then the newest checkpoint whose batch is not
         later; or the name of a pin, see :func:`list_pins`. A time may be a text in ISO 8601, in UTC if it has no zone.
-        Only a pin's name tells a checkpoint that was taken back, or one of an operator whose state was given up. By
+        Only a pin's name selects a checkpoint that was taken back, or one of an operator whose state was given up. By
         default the newest one. A savepoint has one batch.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
         Only the rows of these keys: a table with the key's fields, or for each key a tuple, a dict or, if the key has

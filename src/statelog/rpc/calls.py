@@ -192,8 +192,8 @@ class RpcClient:
             does = "has another certificate than this query's driver" if is_other else "does not answer with TLS"
             raise ProtocolError(
                 f"{who}{self._where} {does}: {error}.",
-                hint="Another service or application has that address now, or somebody stands between. Look whose the"
-                " address is, and restart the query.",
+                hint="Another service or application has that address now, or the connection is intercepted."
+                " Find out whose address it is, and restart the query.",
             ) from error
 
     def call(self, request: Request, payload: bytes = b"") -> Reply:

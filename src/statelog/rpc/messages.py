@@ -122,14 +122,14 @@ class Permit(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """Tells a subtask which state it starts from, and how to run the batch."""
+    """The state that a subtask starts from, and how it runs the batch."""
 
     view: View
     permit: Permit
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept"):
-    """Tells a subtask that the batch's stored checkpoint and output stay as they are: there is nothing to do."""
+    """The batch's stored checkpoint and output stay as they are: the subtask has nothing to do."""
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -141,7 +141,7 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
-    """Tells how to get from one of the known states to the state before the batch."""
+    """How to get from one of the known states to the state before the batch."""
 
     missing: RestorePlan
 
@@ -220,7 +220,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     state_sizes: dict[str, tuple[int, int]] = {}
     """Rows and bytes of each state, by stored name."""
     hot_keys: list[tuple[int, int, bytes]] = []
-    """Rows, key group and key of the keys with the most rows; the key is empty if it is not to be told."""
+    """Rows, key group and key of the keys with the most rows; the key is empty if it must not be reported."""
     hot_key_groups: list[tuple[int, int]] = []
     """Rows and key group."""
     adds_floats: bool = False
@@ -297,7 +297,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
 
 
 class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
-    """Tells whether the query needs a batch."""
+    """Whether the query needs a batch."""
 
     needs_batch: bool
 

@@ -104,7 +104,7 @@ def new_identity() -> TlsIdentity:
     )
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # Each worker has one connection, which it does not resume.
-    # Python reads keys from files only. Nobody else can read this one, and its password is in this process alone.
+    # Python reads keys from files only. No other user can read this one, and its password is in this process alone.
     with tempfile.NamedTemporaryFile(prefix="statelog-", suffix=".pem") as file:
         file.write(pem + certificate.public_bytes(serialization.Encoding.PEM))
         file.flush()

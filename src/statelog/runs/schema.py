@@ -39,7 +39,7 @@ class StateKind(StrEnum):
 
 
 class StateLife(StrEnum):
-    """How long a state keeps its values: for good, unless ``init`` also deletes it."""
+    """How long a state keeps its values: forever, unless ``init`` also deletes it."""
 
     KEPT = "kept"
     BATCH = "batch"

@@ -78,7 +78,7 @@ class Watermark:
         if (self.inputs > 1) != (self.input_column is not None):
             raise ConfigurationError(
                 f"The watermark has {self.inputs} inputs and input_column {self.input_column!r}.",
-                hint="Several inputs need a column that tells them apart, a single one must not have it.",
+                hint="Several inputs need a column that distinguishes them; a single one must not have it.",
             )
 
     @property

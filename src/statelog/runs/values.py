@@ -297,7 +297,7 @@ def _rows_with(converts: Sequence[Convert | None]) -> Callable[[Iterable[Any]], 
 
 
 def _copy_of(kind: pa.DataType, *, structs_are_rows: bool) -> Convert | None:
-    """A function that copies what users see of values of a type; None if nobody can change them."""
+    """A function that copies what users see of values of a type; None if they cannot be changed."""
 
     def of(part: pa.DataType) -> Convert | None:
         return _copy_of(part, structs_are_rows=structs_are_rows)

@@ -109,7 +109,7 @@ def _make_client(bucket: Bucket, settings: Mapping[str, str]) -> Client:
     # Limits go among the settings: client_options would replace those of the environment.
     limits = {"timeout": f"{round(bucket.timeout_s * 1000)} ms", "connect_timeout": _CONNECT_TIMEOUT}
     config: Any = {**profile, **limits}
-    # No retries by the client: it would take an object that its own first attempt created for somebody else's.
+    # No retries by the client: it would mistake an object that its own first attempt created for another writer's.
     name, _, account = bucket.name.partition("@")
     if account:
         config["account_name"] = account.removesuffix(AZURE_HOST)

@@ -24,7 +24,7 @@ REGISTERED: Final[dict[str, Callable[[str], Store]]] = {}
 def open_store(location: str) -> Store:
     """Make the store of a path, a ``file:`` URI, or a location such as ``s3://bucket/folder``; nothing is created yet.
 
-    Raises ConfigurationError if the location is empty, malformed, or of a scheme that nobody has registered.
+    Raises ConfigurationError if the location is empty, malformed, or of a scheme that is not registered.
     """
     scheme = scheme_of(location)
     if scheme in OBJECT_STORES:

@@ -71,7 +71,7 @@ class RetryingStore(StoreWrapper):
 
     The calls of `inner` should end by themselves: one that hangs is hedged, but never cut off. `new_random` (the source
     of delays) and `new_races` are called once in each process. A pickled store carries the inner store and the policy.
-    Where it is unpickled it starts with no recorded durations, the machine's clock, and a recorder that nobody reads.
+    Where it is unpickled it starts with no recorded durations, the machine's clock, and a recorder that is not read.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class _Request(Generic[_T]):
         try:
             return self._attempt()
         except StorageError as error:
-            # Counted here, because nobody may wait for this attempt any more.
+            # Counted here, because no caller may be waiting for this attempt any more.
             if error.kind == ErrorKind.STORE_BUSY:
                 self._process.recorder.count(Metric.SLOW_DOWNS)
                 self._process.hedging.slow_down()

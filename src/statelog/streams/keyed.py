@@ -267,7 +267,7 @@ class KeyedStream:
         Parameters
         ----------
         ttl : int, timedelta, str or Ttl, optional
-            A key is remembered so many milliseconds after the row that was returned; by default for good.
+            A key is remembered so many milliseconds after the row that was returned; by default forever.
         within_watermark : bool
             Whether keys are remembered for the watermark's delay in event time, and late rows dropped, like
             ``dropDuplicatesWithinWatermark``.

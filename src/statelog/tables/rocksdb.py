@@ -202,7 +202,7 @@ class RocksTable(StateTable):
 
     def _fill(self, run: Run, note_rows: Callable[[int], object]) -> Any:
         """As :meth:`_put`, for an empty table: it ingests sorted files, and writes only rows that these cannot hold."""
-        # Ingested files are there for good at once, so no older digest may be found beside them.
+        # Ingested files are permanent at once, so no older digest may be found beside them.
         self._write(self._new_batch())
         self._database.flush()
         files = SortedFiles(self._folder.parent / _NEW, lambda: self._rocksdict.SstFileWriter(self._options()))

@@ -140,7 +140,7 @@ _INTERVAL_S: Final = 1.0
 class Restoring:
     """Measures the restore of an attempt, and fails it after the deadline of its options.
 
-    The coordinator is told nothing of a restore shorter than a second. `took_s` is set by :meth:`end`; `known_bytes` is
+    A restore shorter than a second is not reported to the coordinator. `took_s` is set by :meth:`end`; `known_bytes` is
     the size of the state that had to be fetched.
     """
 

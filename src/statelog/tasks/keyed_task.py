@@ -60,7 +60,7 @@ class _Start:
     operator: KeyedOperator
     """With its states as they are stored: under their stored names, with their stored expiry."""
     garbage: Garbage
-    """The rows that are garbage for good."""
+    """The rows that are garbage permanently."""
     open_store: Callable[[], Store]
 
     @property
@@ -178,7 +178,7 @@ class KeyedTask:
             within=hash_range(attempt.task.subtask, attempt.parallelism),
             operator=as_stored(self.operator, begun.view.generations, begun.view.expires_by),
             # Another start may repeat the batch, with another watermark or without the deletions. So only rows that are
-            # garbage as of the previous checkpoint are garbage for good.
+            # garbage as of the previous checkpoint stay garbage.
             garbage=Garbage(
                 Moment(begun.permit.batch_time_ms, begun.permit.late_watermark_ms), begun.view.certain_generations
             ),

@@ -153,7 +153,7 @@ class ChangeBuffer:
     ) -> None:
         """Add changes that are columns already, of n rows each; the order is that of :meth:`add`.
 
-        Without `operations` all are puts; without `expiry`, int64 in milliseconds, they count for good. Raises
+        Without `operations` all are puts; without `expiry`, int64 in milliseconds, they never expire. Raises
         ProcessorError if a change is larger than a row may be.
         """
         count = len(positions)

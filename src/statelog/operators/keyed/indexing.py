@@ -32,7 +32,7 @@ class IndexedRows:
     firsts: Positions
     """The first row of each key, shape (keys,)."""
     newest_ms: Int64s | None = None
-    """The newest event time of each key's rows, ``NO_TIME_MS`` for a key without any; None if nobody asks for it."""
+    """The newest event time of each key's rows, ``NO_TIME_MS`` for a key without any; None if it is not needed."""
 
     def first_of_keys(self, columns: Sequence[int]) -> list[pa.Array]:
         """The values of some columns in the first row of each key."""

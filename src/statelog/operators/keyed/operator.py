@@ -124,7 +124,7 @@ class KeyedOperator:
     input: KeyedInput
     output: OutputCodec
     timer_values: Callable[[Moment], Any]
-    """Makes the object that tells the processor the times of a batch."""
+    """Makes the object that gives the processor the times of a batch."""
     expired_timer: Callable[[int], Any]
     """Makes the description of a timer that fires, from its time in milliseconds."""
     timer_domain: TimeDomain | None = None

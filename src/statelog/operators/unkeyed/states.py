@@ -79,7 +79,7 @@ class Stage(StrEnum):
 
 
 class Phase:
-    """Tells from the method that runs whether states may be read and written."""
+    """Decides by the method that runs whether states may be read and written."""
 
     def __init__(self) -> None:
         self.stage = Stage.INIT

@@ -1,6 +1,6 @@
 """Spark's logs in a checkpointLocation: offsets of batches, and the files that a file source has read.
 
-An entry of the offset log tells where a query's sources stand after a batch::
+An entry of the offset log has the positions of a query's sources after a batch::
 
     v1                 v2
     <metadata>         <metadata>

@@ -198,7 +198,7 @@ class Endpoint:
         """Why a query that has ended without an error cannot continue; None if nothing is missing.
 
         Spark commits a batch after its last action. If that action did not run every subtask to its end, the next batch
-        is refused. After the last batch there is no next one, so only this method tells.
+        is refused. After the last batch there is no next one, so only this method reports it.
         """
         run_id, plans = str(query.runId), self._plans_of(query)
         if not plans:

@@ -128,7 +128,7 @@ def check_file_sink(session: SparkSession, query: StreamingQuery, has_state_of: 
     the newest one there without computing it. That is right for a batch whose commit Spark lost in a crash. But a
     rewind, or a new query in an old folder, begins further back: its batches would read input and write nothing.
 
-    `has_state_of` tells whether the query has the checkpoint of a batch: a rewind has taken back that of a batch which
+    `has_state_of` says whether the query has the checkpoint of a batch: a rewind has taken back that of a batch which
     the sink still has. A failure of the check is only logged.
     """
     try:

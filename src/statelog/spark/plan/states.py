@@ -125,7 +125,7 @@ class DeletedState:
             setattr(self, method, lambda: iter(()))
 
     def bind(self, function: object) -> None:
-        """Accept the function of a reducing or aggregating state; nobody calls it."""
+        """Accept the function of a reducing or aggregating state, which is never called."""
 
 
 def _failing(message: str) -> Callable[..., NoReturn]:

@@ -50,7 +50,7 @@ class _Partition(InputPartition):
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Tells Spark how far the log has come, and reads the changes between two positions.
+    """Reports the log's newest position to Spark, and reads the changes between two positions.
 
     Each start of a query has one process for it, and its tasks have copies. Spark calls :meth:`initialOffset` if the
     query is new, :meth:`latestOffset` before every micro-batch and again and again between them, and

@@ -60,5 +60,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except BrokenPipeError:
-        return 0  # whoever reads has seen enough
+        return 0  # the reader has closed the pipe
     return code or 0

@@ -18,6 +18,6 @@ Words of this package:
 - probe: the folder below a location in which a diagnosis writes.
 - marks: what an executor has left in that folder, for the driver to compare.
 
-Checks are generators that run in threads, each within a time limit (`finding`); a check that is told to end is closed,
+Checks are generators that run in threads, each within a time limit (`finding`); a check that is asked to end is closed,
 and so removes what it has written. May import spark and all packages below.
 """

@@ -27,7 +27,7 @@ _AT_ONCE: Final = 16
 _START_S: Final = 10.0
 """How long to wait for as many executors as are wanted."""
 _TOLD_S: Final = 5.0
-"""How long to wait until Spark tells where a task ran."""
+"""How long to wait until Spark reports where a task ran."""
 _POLL_S: Final = 0.1
 _LONGEST: Final = 400
 

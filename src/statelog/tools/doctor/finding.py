@@ -85,7 +85,7 @@ Findings = Generator[Finding, None, None]
 START_CHECKS: Final = 5
 """Starting Spark, or the first executors, may take as long as so many checks."""
 _END_S: Final = 5.0
-"""How long an end waits for a check that was told to end."""
+"""How long an end waits for a check that was asked to end."""
 
 
 @dataclass(frozen=True)

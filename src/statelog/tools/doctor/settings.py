@@ -20,8 +20,8 @@ _CACHED_IDLE: Final = "spark.dynamicAllocation.cachedExecutorIdleTimeout"
 NO_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 _CLEAR: Final = (
-    "the traffic between driver and executors is in clear: whoever reads it can read rows and changes of state, and the"
-    " secret by which tasks call the driver"
+    "the traffic between driver and executors is not encrypted: anyone who reads it sees rows, changes of state, and"
+    " the secret by which tasks call the driver"
 )
 _ENCRYPT: Final = (
     f"Set {AUTHENTICATE} and {AES} to true, or {RPC_SSL} with its keys: then tasks call the driver with TLS."
@@ -113,7 +113,7 @@ def _of_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
 
 
 def _of_weak_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
-    """Ways in which somebody who changes Spark's traffic can come to read it, and the secret of the calls in it."""
+    """Ways in which an attacker who changes Spark's traffic can read it, and the secret of the calls in it."""
     if is_on(conf, RPC_SSL):
         if not any(conf.get(name) for name in _TRUST):
             yield place.warning(
@@ -150,7 +150,7 @@ def make_session(
 ) -> tuple[SparkSession | None, list[Finding]]:
     """Make a session with these settings; without a master Spark takes that of its configuration, or ``local[*]``.
 
-    Without a session there is a finding that tells why.
+    Without a session there is a finding that says why.
     """
     made: list[SparkSession] = []
 

@@ -39,7 +39,7 @@ class Installed:
 
 
 def teller(packages: Sequence[str] = PACKAGES) -> Callable[[], dict[str, Any]]:
-    """Make a function that tells the fields of :class:`Installed` of the process that calls it.
+    """Make a function that returns the fields of :class:`Installed` of the process that calls it.
 
     Pickled by cloudpickle it goes by value, so it runs where statelog cannot be imported.
     """

@@ -50,7 +50,7 @@ def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> MetricsServer:
     Parameters
     ----------
     port : int
-        The port; 0 takes a free one, which :attr:`MetricsServer.port` tells.
+        The port; 0 takes a free one, see :attr:`MetricsServer.port`.
     host : str
         The address to listen on; by default only this machine reaches it. The server has no authentication: anybody
         who reaches it can read the names of operators and queries, and the numbers.

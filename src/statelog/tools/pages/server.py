@@ -49,7 +49,7 @@ class App:
     Parameters
     ----------
     look : callable
-        Tells what the page is about, each time it is shown.
+        Returns what the page is about, each time it is shown.
     savepoints : SavepointFolders
         Where savepoints are looked for.
     token : str or None
@@ -95,7 +95,7 @@ class App:
     def _answer(self, environment: _Environment) -> tuple[HTTPStatus, list[tuple[str, str]], str]:
         method, path = environment["REQUEST_METHOD"], environment.get("PATH_INFO", "/")
         if self._token is None and _host_of(environment.get("HTTP_HOST", "")) not in _LOOPBACK_NAMES:
-            # Another site's name may lead to this host; a browser then tells that name.
+            # Another site's name may lead to this host; a browser then sends that name.
             return HTTPStatus.FORBIDDEN, [], error_html("This page is served to this host by its own name only.")
         if self._token is not None and not self._is_known(environment):
             given = parse_qs(environment.get("QUERY_STRING", "")).get("token", [""])[0]
@@ -236,7 +236,7 @@ def serve(
     """Serve the page, with a token unless `host` is this host alone; raises the errors of :func:`read_page`."""
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     app = App(look, savepoints, token=token, redacts=redact_keys, clock=SystemClock())
-    app.read()  # a wrong location is told here, and not to a browser
+    app.read()  # a wrong location is reported here, and not in a browser
     return PageServer(app, host, port, token)
 
 
