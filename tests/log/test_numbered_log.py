@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -131,7 +131,9 @@ def test_a_claim_that_finds_the_newest_file_gone_looks_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_start_whose_claim_failed_does_not_take_the_log_from_a_newer_one(tmp_path: Path, when: str) -> None:
+def test_a_start_whose_claim_failed_does_not_take_the_log_from_a_newer_one(
+    tmp_path: Path, when: Literal["before", "after"]
+) -> None:
     """It was slow, or the store was; a tool may have rewound the query meanwhile."""
     make_log(LocalStore(tmp_path)).claim(make_claim("before"))
     older = make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("put_if_absent", call=1, when=when)))
