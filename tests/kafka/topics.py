@@ -100,7 +100,8 @@ class Topics:
             consumer.seekToBeginning(self._list(partitions))
             found = []
             while any(consumer.position(partition) < ends[partition] for partition in partitions):
-                found += list(consumer.poll(self._jvm.java.time.Duration.ofMillis(_POLL_MS)))
+                polled = consumer.poll(self._jvm.java.time.Duration.ofMillis(_POLL_MS))
+                found += [record for partition in partitions for record in polled.records(partition)]
             records = [
                 Record(topic, one.partition(), one.key(), one.value(), offset=one.offset())
                 for one in found
