@@ -52,6 +52,7 @@ _SLOW = (
     "tests/conversions",
     "tests/docs",
     "tests/examples",
+    "tests/kafka",
     "tests/model",
     "tests/packaging",
     "tests/s3",
@@ -160,10 +161,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from tests.kafka.jars import connector_settings
     from tests.spark.support import make_session
 
     os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark-local"))
-    session = make_session()
+    session = make_session(settings=connector_settings())
     yield session
     session.stop()
 

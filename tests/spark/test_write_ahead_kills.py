@@ -6,7 +6,6 @@ import json
 import random
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog import Options
-from tests.spark.jobs.draws import Death, Deliveries, draws
+from tests.spark.jobs.draws import Death, Deliveries, draws, replayed
 from tests.spark.support import Job, make_orders, start_driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(7200)]
@@ -100,17 +99,3 @@ def require_exact(job: Job) -> tuple[int, int]:
     stored = statelog.read_state(job.checkpoint, uid="main", state="total").read_all().to_pylist()
     assert {row["key_user"]: row["value_total"] for row in stored} == totals
     return len(deliveries), sum(map(len, deliveries.values()))
-
-
-def replayed(orders: Sequence[dict[str, Any]], rows: list[list[Any]]) -> dict[str, int]:
-    """The totals of all users by their orders and the sink's draws; each row is compared with them."""
-    totals: dict[str, int] = defaultdict(int)
-    expected = []
-    draw_of = {seq: draw for seq, _, draw, _ in rows}
-    for order in sorted(orders, key=lambda order: order["seq"]):
-        draw = draw_of.get(order["seq"])
-        assert draw is not None, f"order {order['seq']} is missing"
-        totals[order["user"]] += draw * order["amount"]
-        expected.append([order["seq"], order["user"], draw, totals[order["user"]]])
-    assert sorted(rows) == expected
-    return dict(totals)

@@ -10,7 +10,8 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +24,7 @@ from pyspark.sql.streaming import DataStreamWriter, StatefulProcessor
 import statelog
 from statelog import Options
 from tests.spark.jobs.ledger import note_jvm, run_main
-from tests.spark.support import Job, make_session
+from tests.spark.support import ForEachBatch, Job, Order, make_session
 
 DRAWS = "seq long, user string, draw long, total long"
 
@@ -73,7 +74,7 @@ class Deliveries:
 
 
 def draws(
-    session: SparkSession, job: Job, sink: Deliveries, *, parallelism: int, output_parallelism: int, options: Options
+    session: SparkSession, job: Job, sink: ForEachBatch, *, parallelism: int, output_parallelism: int, options: Options
 ) -> DataStreamWriter:
     """The query's writer."""
     rows = statelog.key_by(job.read(session), "user", parallelism=parallelism, options=options).transformWithState(
@@ -81,6 +82,20 @@ def draws(
     )
     writer = statelog.write_ahead(rows, sink, parallelism=output_parallelism, options=options)
     return writer.option("checkpointLocation", str(job.checkpoint))
+
+
+def replayed(orders: Sequence[Order], rows: list[list[Any]]) -> dict[str, int]:
+    """The totals of all users by their orders and the draws of a sink's rows; each row is compared with them."""
+    totals: dict[str, int] = defaultdict(int)
+    expected = []
+    draw_of = {seq: draw for seq, _, draw, _ in rows}
+    for order in sorted(orders, key=lambda order: order["seq"]):
+        draw = draw_of.get(order["seq"])
+        assert draw is not None, f"order {order['seq']} is missing"
+        totals[order["user"]] += draw * order["amount"]
+        expected.append([order["seq"], order["user"], draw, totals[order["user"]]])
+    assert sorted(rows) == expected
+    return dict(totals)
 
 
 def main(arguments: dict[str, Any]) -> None:

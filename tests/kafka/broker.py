@@ -1,0 +1,134 @@
+"""A Kafka broker for tests: one node, broker and controller in one process, on free ports of loopback."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Final, Self
+
+from tests.kafka.jars import broker_class_path
+
+_START_S: Final = 90.0
+_POLL_S: Final = 0.05
+_STARTED: Final = "Kafka Server started"
+
+# Its own topics have one copy and one partition. What is compacted goes soon.
+_SETTINGS: Final = """
+process.roles=broker,controller
+node.id=1
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+controller.quorum.bootstrap.servers=127.0.0.1:{controller_port}
+log.dirs={directory}/data
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+log.cleaner.backoff.ms=200
+log.cleaner.dedupe.buffer.size=8388608
+"""
+_JVM: Final = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_QUIET: Final = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+_SAYS_WHEN_IT_IS_UP: Final = "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info"
+
+
+def missing_programs() -> list[str]:
+    """What must be installed before a broker can be started, besides its jars."""
+    return [name for name in ("java", "setpriv") if _find(name) is None]
+
+
+def _find(name: str) -> str | None:
+    homes = [str(Path(os.environ["JAVA_HOME"], "bin"))] if "JAVA_HOME" in os.environ else []
+    return shutil.which(name, path=os.pathsep.join([*homes, os.environ.get("PATH", "")]))
+
+
+class KafkaBroker:
+    """A broker whose data is gone when it stops; its process is a child of this one and ends with it."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="kafka-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = self._directory / "broker.log"
+        self._port, self._controller_port = _free_ports(2)
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """Where it listens: ``kafka.bootstrap.servers``."""
+        return f"127.0.0.1:{self._port}"
+
+    def stop(self) -> None:
+        """Kill its process and remove its directory."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _start(self) -> None:
+        settings = self._directory / "server.properties"
+        settings.write_text(
+            _SETTINGS.format(port=self._port, controller_port=self._controller_port, directory=self._directory)
+        )
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        with self._log.open("wb") as log:
+            subprocess.run(
+                self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(settings)),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                check=True,
+                timeout=_START_S,
+            )
+            self._process = subprocess.Popen(
+                ("setpriv", "--pdeathsig", "KILL", *self._java("kafka.Kafka", str(settings))),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline_s = time.monotonic() + _START_S
+        while time.monotonic() < deadline_s and self._process.poll() is None:
+            if _STARTED in self._log.read_text(errors="replace"):
+                return
+            time.sleep(_POLL_S)
+        raise RuntimeError(f"Kafka did not start.\n{self._log.read_text(errors='replace')[-3000:]}")
+
+    def _java(self, program: str, *arguments: str) -> list[str]:
+        return [str(_find("java")), *_JVM, _QUIET, _SAYS_WHEN_IT_IS_UP, "-cp", broker_class_path(), program, *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        """Without the options of the tests' other JVMs, which have other classes."""
+        return {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [free.getsockname()[1] for free in sockets]
+    finally:
+        for free in sockets:
+            free.close()
