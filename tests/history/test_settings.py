@@ -36,6 +36,7 @@ from statelog.testing.query import ManualClock
 from statelog.testing.rows import read_schema
 from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.entries import checkpoint_of
+from tests.joins.joins_model import join_plan
 from tests.model.aggregates_model_support import planned
 from tests.model.windows_model import INPUT, KINDS, instant, window_harness, window_operator
 
@@ -115,9 +116,24 @@ def test_what_other_arguments_of_windows_mean(
     assert {change.rule.names[0]: change.verdict for change in changes(before, after)} == expected
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (("left", 0, 1000), ("left", 0, "1 second"), {}),
+        (("left", 0, 5), ("left", -1, 5), {"join_lower_ms": Verdict.CONVERT}),
+        (("left", 0, 5), ("left", 0, 3), {"join_lower_ms": Verdict.CONVERT}),
+        (("left", 0, 5), ("full", 0, 5), {"join": Verdict.REFUSE}),
+    ],
+)
+def test_what_other_joins_mean(old: Any, new: Any, expected: dict[str, Verdict]) -> None:
+    before, after = (join_plan(*join).operator.codecs.settings for join in (old, new))
+    assert {change.rule.names[0]: change.verdict for change in changes(before, after)} == expected
+
+
 def test_the_table_has_every_setting_that_is_recorded() -> None:
     recorded = [settings_of(windows, kind) for windows in (TumblingWindows(1), SessionWindows(1)) for kind in KINDS]
     recorded += [settings_of(CountWindows(1)), dict(planned(["user"]).operator.codecs.settings)]
+    recorded.append(dict(join_plan("left", 0, 1).operator.codecs.settings))
     names = {name for settings in recorded for name in settings}
     judged = {name for rule in RULES for name in rule.names}
     prefixes = ("aggregate ", "value of ", "column type of ")

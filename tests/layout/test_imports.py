@@ -20,6 +20,7 @@ FLOORS = [
     {"queries"},
     {"spark"},
     {"reading"},
+    {"joins"},
     {"windows"},
     {"aggregates"},
     {"convert", "tasks", "coordinator"},
@@ -34,7 +35,7 @@ FLOORS = [
 ]
 """From top to bottom; packages of one floor do not import each other."""
 
-MAY_NAME_SPARK_TYPES = {"aggregates", "convert", "windows", "testing"}
+MAY_NAME_SPARK_TYPES = {"aggregates", "convert", "joins", "windows", "testing"}
 MAY_USE_A_SESSION = {"spark", "queries", "streams", "tools"}
 SPARK_TYPES = {"pyspark.errors", "pyspark.sql.types", "pyspark.sql.streaming.stateful_processor"}
 

@@ -43,10 +43,10 @@ Entry = tuple[int, int]
 """A time and an ordinal; without ordinals 0."""
 
 
-def opened(table: StateTable, budget: Budget, fields: int) -> TimeColumns:
+def opened(table: StateTable, budget: Budget, fields: int, batch: int = 0) -> TimeColumns:
     """The state of a key chunk."""
     entry = (ONE_TIME, TIME_AND_ORDINAL)[fields - 1]
-    cursor = KeyCursor(table, ListPosition(1, 0), KEYS, Moment(0, 0), position=0, budget=budget)
+    cursor = KeyCursor(table, ListPosition(1, batch), KEYS, Moment(0, 0), position=0, budget=budget)
     state = StateDescriptor("numbers", StateKind.MAP, NUMBERS.schema, entry.schema)
     columns = TimeColumns(cursor, StateBinding("numbers", state, NUMBERS, entry, tuple))
     columns.open()
@@ -164,6 +164,21 @@ def test_what_is_not_there_is_not_cleared() -> None:
     columns.clear(np.array([0, 2]))
     assert flush_to(table, columns) == 1
     assert listed(opened(table, Budget(), 2).read(np.arange(4))) == [(1, (1, 0), 2)]
+
+
+def test_appended_rows_follow_those_of_earlier_batches() -> None:
+    """Nothing is read to find their places, and rows of one key, time and batch stay in their order."""
+    table = RunsTable()
+    for batch in (0, 1, 1 << 35):
+        columns = opened(table, Budget(), 2, batch)
+        columns.append(np.array([3, 0, 0]), np.array([5, 5, -1]), [pa.array([batch, batch, batch])])
+        columns.append(np.array([0, 3]), np.array([5, 5]), [pa.array([-batch, -batch])])
+        flush_to(table, columns)
+    found = listed(opened(table, Budget(), 2).read(np.arange(4)))
+    assert [(owner, time, number) for owner, (time, _), number in found] == [
+        *((0, -1, batch) for batch in (0, 1, 1 << 35)),
+        *((owner, 5, n) for owner in (0, 3) for batch in (0, 1, 1 << 35) for n in (batch, -batch)),
+    ]
 
 
 # ---- Blocks of rows ----

@@ -21,15 +21,19 @@ from statelog.testing import Harness
 times = st.none() | st.integers(-(10**15), 10**15)
 
 
+delays = st.integers(0, 10**6)
+
+
 @given(
     batches=st.lists(st.lists(st.tuples(times, times), min_size=1, max_size=4), max_size=8),
-    delay_ms=st.integers(0, 10**6),
+    delay_ms=delays | st.tuples(delays, delays),
 )
 def test_the_watermark_is_the_least_of_the_inputs_maxima(
-    batches: list[list[tuple[int | None, int | None]]], delay_ms: int
+    batches: list[list[tuple[int | None, int | None]]], delay_ms: int | tuple[int, int]
 ) -> None:
-    policy = WatermarkPolicy(delay_ms, inputs=2)
-    watermark = NO_TIME_MS
+    policy = WatermarkPolicy.of(Watermark("at", delay_ms, inputs=2, input_column="source"))
+    of_inputs = (delay_ms, delay_ms) if isinstance(delay_ms, int) else delay_ms
+    watermark = expected = NO_TIME_MS
     held: list[int | None] = [None, None]
     seen: tuple[list[int], list[int]] = ([], [])
     for subtasks in batches:
@@ -39,7 +43,9 @@ def test_the_watermark_is_the_least_of_the_inputs_maxima(
                 if time_ms is not None:
                     seen[index].append(time_ms)
         watermark = policy.advance(watermark, held)
-        expected = min(map(max, seen)) - delay_ms if all(seen) else NO_TIME_MS
+        reached = [max(of_input) - own for of_input, own in zip(seen, of_inputs, strict=True) if of_input]
+        now = min(reached) if len(reached) == 2 else NO_TIME_MS
+        expected = max(expected, now)
         assert watermark == expected
 
 
@@ -181,6 +187,14 @@ def test_the_warning_is_also_for_sparks_watermark(
         assert len(caplog.records) == 2
 
 
+def test_the_longest_delay_of_several_inputs() -> None:
+    watermark = Watermark("at", ["1 second", 200], inputs=2, input_column="source")
+    assert watermark.delays_ms == (1000, 200)
+    assert watermark.delay_ms == 1000
+    assert Watermark("at", [7]) == Watermark("at", 7)
+    assert Watermark("at", 7, inputs=2, input_column="source").delays_ms == (7, 7)
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -188,6 +202,11 @@ def test_the_warning_is_also_for_sparks_watermark(
         ({"delay": 1.5}, "delay is float 1.5"),
         ({"max_ahead": -1}, "max_ahead is int -1"),
         ({"max_ahead": True}, "max_ahead is bool True"),
+        ({"delay": [5, -1], "inputs": 2, "input_column": "source"}, "delay is int -1"),
+        ({"delay": [5, 6]}, "2 delays and 1 inputs"),
+        ({"delay": ["5 seconds"], "inputs": 2, "input_column": "source"}, "1 delays and 2 inputs"),
+        ({"delay": []}, "0 delays and 1 inputs"),
+        ({"delay": [], "inputs": 0}, "0 delays and 0 inputs"),
         ({"inputs": 0}, "inputs"),
         ({"inputs": 2}, "input_column"),
         ({"input_column": "source"}, "input_column"),

@@ -21,44 +21,14 @@ from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.options import Options
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.spark.worker.specs import NO_ROWS
 from statelog.stopwatch import Stopwatch
-from statelog.tables.runs import RunsTable
-from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, KeyEntries
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.rows import OperatorArguments, read_schema
 from statelog.windows.build import WindowDefinition
+from tests.counting_table import Counting
 from tests.model.windows_model import INPUT, instant
-
-
-class Counting(RunsTable):
-    """Counts the entries that are read, also through a branch."""
-
-    def __init__(self, runs: list[Run], counts: dict[str, int]) -> None:
-        super().__init__(runs)
-        self.own_runs, self.counts = runs, counts
-
-    def branch(self, run: Run) -> Counting:
-        return Counting([*self.own_runs, run], self.counts)
-
-    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
-        found = super().entries(state, keys)
-        self.counts[state.name] = self.counts.get(state.name, 0) + len(found.positions)
-        return found
-
-    def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
-        entries = super().entries_of(state, key_hash, key)
-        read = entries.between
-
-        def between(wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
-            page = read(wanted, max_entries, max_bytes)
-            self.counts[state.name] = self.counts.get(state.name, 0) + len(page.rows.positions)
-            return page
-
-        entries.between = between  # type: ignore[method-assign]  # it counts
-        return entries
 
 
 class Count(statelog.WindowProcessor):

@@ -29,6 +29,10 @@ VALUE_DETAIL: Final = "value of "
 """The name of an aggregate follows whose values do not follow from its accumulator alone."""
 COLUMN_TYPE: Final = "column type of "
 """The name of an aggregate follows whose state depends on the types of its columns, and does not show them."""
+JOIN: Final = "join"
+"""What an interval join returns, and the columns of its event times."""
+JOIN_FIRST: Final = "join_lower_ms"
+JOIN_LAST: Final = "join_upper_ms"
 _TTL: Final = "TTL of state "
 _NO_TTL: Final = "none"
 
@@ -119,6 +123,12 @@ RULES: Final = (
         _refused,
         "Its state has values of the old type: hashes, or numbers that have another meaning in the new type.",
         "Cast the column to its old type, or give the aggregate another alias: then it counts from now on.",
+    ),
+    Rule((JOIN,), _refused, "Waiting rows are stored by their event time, and for what this join returns."),
+    Rule(
+        (JOIN_FIRST, JOIN_LAST),
+        _converted,
+        "Waiting rows are joined by the new bounds; rows that no longer waited by the old ones have been removed.",
     ),
     Rule(
         (_TTL,),

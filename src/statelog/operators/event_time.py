@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.numbers import US_PER_MS
-from statelog.runs.times import NO_TIME_MS
+from statelog.runs.times import NO_TIME_MS, Watermark
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,26 @@ class WatermarkPolicy:
     """How far a row may be behind the newest one."""
     inputs: int = 1
     """Number of inputs. Until each of them has had a row, the watermark stands still."""
+    delays_ms: Sequence[int] = ()
+    """The delay of each input, if they have different ones."""
+
+    @classmethod
+    def of(cls, watermark: Watermark) -> WatermarkPolicy:
+        """The policy of a watermark as users declare it."""
+        return cls(watermark.delay_ms, watermark.inputs, watermark.delays_ms)
 
     def advance(self, before_ms: int, max_event_ms: Sequence[int | None]) -> int:
         """The watermark after a batch.
 
         `before_ms` is the watermark of the batch, `max_event_ms` the largest event time of each input up to its end.
         """
-        seen = [time_ms for time_ms in max_event_ms[: self.inputs] if time_ms is not None]
-        if len(seen) < self.inputs:
+        delays = self.delays_ms or [self.delay_ms] * self.inputs
+        reached = [
+            time_ms - delay_ms for time_ms, delay_ms in zip(max_event_ms, delays, strict=False) if time_ms is not None
+        ]
+        if len(reached) < self.inputs:
             return before_ms
-        return max(before_ms, min(seen) - self.delay_ms)
+        return max(before_ms, min(reached))
 
     def combine(self, of_subtasks: Iterable[Sequence[int | None]]) -> list[int | None]:
         """The largest event time of each input, over all subtasks and the checkpoint before."""

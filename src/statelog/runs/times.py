@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -44,8 +45,9 @@ class Watermark:
     ----------
     column : str
         The input column with the event time, a timestamp.
-    delay : int, timedelta or str
+    delay : int, timedelta or str, or a sequence of them
         How much later than the newest row a row may come: milliseconds, a timedelta, or words such as "10 seconds".
+        With several inputs there may be a delay for each.
     inputs : int
         Number of inputs, if the operator reads a union of several. Their smallest watermark counts, and until each
         input has had a row there is none.
@@ -63,13 +65,20 @@ class Watermark:
     """
 
     column: str
-    delay: Duration = 0
+    delay: Duration | Sequence[Duration] = 0
     inputs: int = 1
     input_column: str | None = None
     max_ahead: Duration | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "delay", in_milliseconds(self.delay, "The watermark's delay", least=0))
+        of_each = list(self.delay) if isinstance(self.delay, (list, tuple)) else [self.delay]
+        delays_ms = tuple(in_milliseconds(delay, "The watermark's delay", least=0) for delay in of_each)
+        if isinstance(self.delay, (list, tuple)) and (not delays_ms or len(delays_ms) != self.inputs):
+            raise ConfigurationError(
+                f"The watermark has {len(delays_ms)} delays and {self.inputs!r} inputs.",
+                hint="Give one delay for all inputs, or one for each.",
+            )
+        object.__setattr__(self, "delay", delays_ms if len(delays_ms) > 1 else delays_ms[0])
         if self.max_ahead is not None:
             ahead_ms = in_milliseconds(self.max_ahead, "The watermark's max_ahead", least=0)
             object.__setattr__(self, "max_ahead", ahead_ms)
@@ -83,9 +92,14 @@ class Watermark:
 
     @property
     def delay_ms(self) -> int:
-        """The delay in milliseconds."""
-        assert isinstance(self.delay, int)
-        return self.delay
+        """The delay in milliseconds, the longest if inputs have different ones."""
+        return max(self.delays_ms)
+
+    @property
+    def delays_ms(self) -> tuple[int, ...]:
+        """The delay of each input in milliseconds."""
+        delays = self.delay if isinstance(self.delay, tuple) else (self.delay,) * self.inputs
+        return tuple(int(delay) for delay in delays if isinstance(delay, int))
 
     @property
     def max_ahead_ms(self) -> int | None:

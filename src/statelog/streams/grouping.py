@@ -1,10 +1,10 @@
-"""What `key_by` was given: the grouping columns of a DataFrame, and the arguments of its operator."""
+"""What `key_by` was given: the grouping columns of a DataFrame, the arguments of its operator, the initial state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.runs.keys import KeyCodec
+from statelog.runs.times import Watermark
 from statelog.spark.driver.internals import selected_column
 from statelog.spark.plan.keyed_plan import KeyedFrame, SparkArguments, StepOf, apply_keyed
 from statelog.spark.plan.plan import StatelogArguments
@@ -26,15 +27,26 @@ class KeyedInput:
     own: StatelogArguments
     _is_used: bool = False
 
-    def apply(self, arguments: SparkArguments, codecs: ProcessorCodecs, step_of: StepOf | None = None) -> DataFrame:
-        """Plan an operator; refuse a second one with the same uid."""
+    def apply(
+        self,
+        arguments: SparkArguments,
+        codecs: ProcessorCodecs,
+        step_of: StepOf | None = None,
+        *,
+        united: tuple[KeyedFrame, Watermark] | None = None,
+    ) -> DataFrame:
+        """Plan an operator; refuse a second one with the same uid.
+
+        `united` are the rows of this input and of another one, and their watermark.
+        """
         if self._is_used and self.own.uid is not None:
             raise ConfigurationError(
                 f"The keyed stream of operator '{self.own.uid}' was used for another operator.",
                 kind=ErrorKind.UID_REQUIRED,
                 hint="Call key_by once for each operator, with a uid of its own.",
             )
-        output = apply_keyed(self.frame, arguments, self.own, codecs, step_of)
+        frame, watermark = (self.frame, self.own.watermark) if united is None else united
+        output = apply_keyed(frame, arguments, replace(self.own, watermark=watermark), codecs, step_of)
         self._is_used = True
         return output
 
@@ -62,6 +74,33 @@ def keyed_frame(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
     with _naming(df, given):
         df.groupBy(*given).count()  # refuses columns that only select() takes: generators, windows, stars
     return frame
+
+
+def checked_initial(given: object) -> tuple[KeyedFrame | None, Mapping[str, DataFrame]]:
+    """The keyed rows of an initial state, or its tables."""
+    if given is None:
+        return None, {}
+    if isinstance(given, Mapping):
+        other = next((name for name, table in given.items() if not isinstance(table, DataFrame)), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"initialState[{other!r}] is {given[other]!r:.80}.", hint="Pass a batch DataFrame."
+            )
+        return None, given
+    if not isinstance(given, KeyedInput):
+        raise ConfigurationError(
+            f"initialState is {given!r:.80}.",
+            hint="Pass statelog.key_by(batch_df, ...) with the same keys, or a mapping of a DataFrame per state.",
+        )
+    if given.frame.df.isStreaming:
+        raise ConfigurationError("initialState is a streaming DataFrame.", hint="It must be a batch DataFrame.")
+    unused = [name for name, value in vars(given.own).items() if value is not None]
+    if unused:
+        raise ConfigurationError(
+            f"initialState is a keyed stream with {', '.join(unused)}, and it is not an operator.",
+            hint="Give these arguments to the key_by of the stream that the operator applies to.",
+        )
+    return given.frame, {}
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from statelog.runs.times import Ttl, Watermark
 from statelog.spark.plan.checks import is_ansi, is_case_sensitive, require_classic
 from statelog.spark.plan.keyed_plan import KeyedFrame, SparkArguments
 from statelog.spark.plan.plan import StatelogArguments
-from statelog.streams.grouping import KeyedInput, keyed_frame
+from statelog.streams.grouping import KeyedInput, checked_initial, keyed_frame
+from statelog.streams.joined import joined_by_interval
 from statelog.streams.windowed import (
     WindowedStream,
     dedup_delay_ms,
@@ -151,7 +152,7 @@ class KeyedStream:
         ProcessorError
             If the processor cannot be pickled, or its ``init`` fails.
         """
-        initial, tables = _checked_initial(initialState)
+        initial, tables = self._initial(initialState)
         arguments = SparkArguments(
             statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName, initial, tables
         )
@@ -171,7 +172,7 @@ class KeyedStream:
         The parameters, the result and the errors are those of :meth:`transformWithState`. The processor gets each
         key's rows in frames of at most ``spark.sql.execution.arrow.maxRecordsPerBatch`` rows.
         """
-        initial, tables = _checked_initial(initialState)
+        initial, tables = self._initial(initialState)
         arguments = SparkArguments(
             statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName, initial, tables
         )
@@ -196,7 +197,7 @@ class KeyedStream:
                 f"arrow_processor must be an instance of statelog.ArrowProcessor, not {arrow_processor!r}.",
                 hint="For processors called key by key use transformWithState or transformWithStateInPandas.",
             )
-        initial, tables = _checked_initial(initialState)
+        initial, tables = self._initial(initialState)
         if initial is not None:
             raise ConfigurationError(
                 "initialState is a keyed stream, and an ArrowProcessor has no handleInitialState.",
@@ -355,6 +356,59 @@ class KeyedStream:
         plan = plan_top(self._definition(), n, by, ttl, combine=combine)
         return self._apply(plan, "update", eventTimeColumnName)
 
+    def join_interval(
+        self,
+        right: KeyedStream,
+        *,
+        lower: Duration,
+        upper: Duration,
+        how: str = "inner",
+        suffixes: Sequence[str] = ("_left", "_right"),
+    ) -> DataFrame:
+        """Join with the rows of another keyed stream that have the same key, and a time not far away.
+
+        The event time of each side is the column of its `watermark`. A right row matches a left row if its time is from
+        the left row's time plus `lower` to that time plus `upper`. A null in a key or a time matches nothing.
+
+        Parameters
+        ----------
+        right : KeyedStream
+            The right side, keyed by columns of the same types. The operator's uid, parallelism, location and options
+            are those of the left side.
+        lower, upper : int, timedelta or str
+            The bounds, which belong to the interval: milliseconds, a timedelta, or words such as "-10 seconds".
+        how : {"inner", "left", "right", "full", "semi", "anti"}
+            The rows that are returned: pairs; with them, the rows without a match of the left side, of the right side
+            or of both; or only the left rows with a match ("semi"), or without one ("anti"). A row without a match is
+            returned when the watermark has passed its interval.
+        suffixes : two of str
+            Appended to the names of columns that both sides have, the grouping columns aside.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns under their names on the left side, the other columns of the left side and, but for
+            "semi" and "anti", those of the right side.
+
+        Raises
+        ------
+        ConfigurationError
+            If an argument is not supported, a side has no watermark, or the two do not fit each other.
+
+        Examples
+        --------
+        >>> orders.join_interval(payments, lower=0, upper="10 minutes", how="left")  # doctest: +SKIP
+        """
+        if not isinstance(right, KeyedStream):
+            raise ConfigurationError(
+                f"join_interval takes a keyed stream, not {right!r:.80}.", hint="Pass statelog.key_by(df, ...)."
+            )
+        return joined_by_interval(self._keyed, right._keyed, lower, upper, how, suffixes)
+
+    @staticmethod
+    def _initial(given: object) -> tuple[KeyedFrame | None, Mapping[str, DataFrame]]:
+        return checked_initial(given._keyed if isinstance(given, KeyedStream) else given)
+
     def _definition(self) -> KeyedDefinition:
         frame, session, watermark = self._keyed.frame, self._keyed.frame.df.sparkSession, self._keyed.own.watermark
         return KeyedDefinition(
@@ -444,31 +498,3 @@ class KeyedStream:
             is_case_sensitive=is_case_sensitive(df.sparkSession),
         )
         return WindowedStream(self._keyed, definition)
-
-
-def _checked_initial(given: object) -> tuple[KeyedFrame | None, Mapping[str, DataFrame]]:
-    """The keyed rows of an initial state, or its tables."""
-    if given is None:
-        return None, {}
-    if isinstance(given, Mapping):
-        other = next((name for name, table in given.items() if not isinstance(table, DataFrame)), None)
-        if other is not None:
-            raise ConfigurationError(
-                f"initialState[{other!r}] is {given[other]!r:.80}.", hint="Pass a batch DataFrame."
-            )
-        return None, given
-    if not isinstance(given, KeyedStream):
-        raise ConfigurationError(
-            f"initialState is {given!r:.80}.",
-            hint="Pass statelog.key_by(batch_df, ...) with the same keys, or a mapping of a DataFrame per state.",
-        )
-    initial = given._keyed
-    if initial.frame.df.isStreaming:
-        raise ConfigurationError("initialState is a streaming DataFrame.", hint="It must be a batch DataFrame.")
-    unused = [name for name, value in vars(initial.own).items() if value is not None]
-    if unused:
-        raise ConfigurationError(
-            f"initialState is a keyed stream with {', '.join(unused)}, and it is not an operator.",
-            hint="Give these arguments to the key_by of the stream that the operator applies to.",
-        )
-    return initial.frame, {}

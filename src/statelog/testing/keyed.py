@@ -19,6 +19,7 @@ from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema, parse_output
 from statelog.coordinator.admission import OperatorConfig
 from statelog.errors import ConfigurationError
+from statelog.joins.interval import IntervalJoin
 from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime, WatermarkPolicy
 from statelog.operators.keyed.operator import KeyedOperator, KeyedRows
@@ -171,7 +172,7 @@ class KeyedQuery:
         self.operator = LocalKeyedOperator(
             uid=uid,
             make=spec.operator,
-            watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
+            watermark=None if watermark is None else WatermarkPolicy.of(watermark),
             deleted=tuple(declared.deleted),
             initial=initial,
             settings=recorded_settings(self.time_mode, codecs),
@@ -243,7 +244,7 @@ class KeyedQuery:
 
 
 def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
-    if isinstance(processor, Windows | KeyedAggregates | Deduplicate):
+    if isinstance(processor, Windows | KeyedAggregates | Deduplicate | IntervalJoin):
         return processor.codecs
     if isinstance(processor, ArrowProcessor):
         return ArrowCodecs()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.columns import Columns, ColumnState, Mask, newest_by_time
 from statelog.operators.keyed.indexing import Int64s
@@ -30,7 +31,8 @@ END_MS: Final = AFTER_MS - 1
 """The end of time, as far as 64 bits reach."""
 _CLEARED_MS: Final = FIRST_MS
 """Stands for the time of a removal of all rows, which precedes the others."""
-
+_ORDINAL_BITS: Final = 27
+"""Of the ordinal of an appended row; the bits above are the number of the batch."""
 
 _Bound = tuple[int, int]
 """A time and an ordinal."""
@@ -105,6 +107,7 @@ class TimeColumns(ColumnState):
     def open(self) -> None:
         self._few: Mask | None = None
         self._written: list[_Changes] = []
+        self._appended = 0
         self._is_joined = False
         self._large_key: tuple[int, LargeKey[_Loaded]] | None = None
 
@@ -157,6 +160,23 @@ class TimeColumns(ColumnState):
     def put(self, rows: TimeRows) -> None:
         """Set rows, in any order; of two of one key and time the later counts."""
         self._write(rows, Operation.PUT)
+
+    def append(self, key_index: Positions, times_ms: Int64s, values: Columns) -> None:
+        """Add rows behind those of their times, in any order of times; nothing is read.
+
+        The ordinals follow from the number of the batch, which no later batch of the state has. A batch whose chunk of
+        keys gets more than 134 million rows is refused.
+        """
+        first = self._cursor.list_position.batch << _ORDINAL_BITS
+        ordinals = first + self._appended + np.arange(len(key_index))
+        self._appended += len(key_index)
+        if self._appended > 1 << _ORDINAL_BITS:
+            raise ProcessorError(
+                f"state '{self._state.name}': a key has more than {1 << _ORDINAL_BITS:,} rows in one batch.",
+                kind=ErrorKind.TOO_LARGE,
+                hint="Read fewer rows per batch, or spread them over several keys.",
+            )
+        self.put(TimeRows(key_index, times_ms, values, ordinals=ordinals))
 
     def remove(self, key_index: Positions, times_ms: Int64s, ordinals: Int64s | None = None) -> None:
         """Remove the rows of some times."""

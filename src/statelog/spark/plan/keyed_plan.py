@@ -171,7 +171,7 @@ def apply_keyed(
         plan,
         key_schema=encode_schema(keys),
         states=[descriptor.to_stored() for descriptor in descriptors],
-        watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
+        watermark=None if watermark is None else WatermarkPolicy.of(watermark),
         deleted=tuple(declared.deleted),
         initial=None if initial is None else initial.by_subtask("i", parallelism),
         tables=_tables(arguments.tables, stream, descriptors, uid, parallelism),

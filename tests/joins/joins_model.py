@@ -1,0 +1,150 @@
+"""What an interval join must return, computed from all rows by brute force; and a query with a join in the harness."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from statelog import Watermark
+from statelog.joins.build import SIDE_COLUMN, TIME_COLUMN, JoinDefinition, JoinInput, JoinPlan
+from statelog.runs.byte_slices import Budget
+from statelog.testing import Harness
+from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
+from statelog.testing.rows import read_schema
+
+LEFT = "k string, at timestamp, n long, v string"
+RIGHT = "key string, seen timestamp, n long"
+NO_WATERMARK = -(1 << 63)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def instant(time_us: int | None) -> datetime.datetime | None:
+    return None if time_us is None else _EPOCH + datetime.timedelta(microseconds=time_us)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A row of one side; `n` is its place in the order of arrival."""
+
+    side: int
+    key: str | None
+    time_us: int | None
+    n: int
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """The row in the columns of the operator's input."""
+        at = instant(self.time_us)
+        left = (at, self.n, f"v{self.n}") if self.side == 0 else (None, None, None)
+        right = (at, self.n) if self.side == 1 else (None, None)
+        return (self.key, self.side, at, *left, *right)
+
+
+@dataclass
+class JoinModel:
+    """Holds all rows that were not late, and looks at each pair of them."""
+
+    how: str
+    lower_ms: int
+    upper_ms: int
+    delays_ms: tuple[int, int]
+    watermark_ms: int = NO_WATERMARK
+    held: tuple[list[Event], list[Event]] = field(default_factory=lambda: ([], []))
+    late: int = 0
+    newest_ms: list[int | None] = field(default_factory=lambda: [None, None])
+    returned: set[tuple[int | None, int | None]] = field(default_factory=set)
+    """Pairs by their numbers, None for the side that has no row."""
+
+    def push(self, events: Sequence[Event]) -> Counter[Any]:
+        """The output of a batch, in the form of `returned`."""
+        late_ms, self.watermark_ms = self.watermark_ms, self._advanced()
+        for event in events:
+            if event.time_us is not None:
+                time_ms, newest_ms = event.time_us // 1000, self.newest_ms[event.side]
+                self.newest_ms[event.side] = time_ms if newest_ms is None else max(newest_ms, time_ms)
+            if event.time_us is not None and late_ms != NO_WATERMARK and event.time_us <= late_ms * 1000:
+                self.late += 1
+            else:
+                self.held[event.side].append(event)
+        left, right = self.held
+        pairs = {(one.n, other.n) for one in left for other in right if self._match(one, other)}
+        met = ({one for one, _ in pairs}, {other for _, other in pairs})
+        found: set[tuple[int | None, int | None]] = set()
+        if self.how in ("inner", "left", "right", "full"):
+            found |= pairs
+        if self.how == "semi":
+            found |= {(number, None) for number in met[0]}
+        for side, kinds in enumerate((("left", "full", "anti"), ("right", "full"))):
+            if self.how in kinds:
+                alone = {event.n for event in self.held[side] if event.n not in met[side] and self._is_over(event)}
+                found |= {(number, None) if side == 0 else (None, number) for number in alone}
+        new = found - self.returned
+        self.returned |= new
+        return Counter(new)
+
+    def _advanced(self) -> int:
+        reached = [
+            newest_ms - delay_ms
+            for newest_ms, delay_ms in zip(self.newest_ms, self.delays_ms, strict=True)
+            if newest_ms is not None
+        ]
+        return max(self.watermark_ms, min(reached)) if len(reached) == 2 else self.watermark_ms
+
+    def _match(self, left: Event, right: Event) -> bool:
+        if left.key is None or left.key != right.key or left.time_us is None or right.time_us is None:
+            return False
+        return self.lower_ms * 1000 <= right.time_us - left.time_us <= self.upper_ms * 1000
+
+    def _is_over(self, event: Event) -> bool:
+        """Whether all rows that could match one would be late from the next batch on."""
+        if event.key is None or event.time_us is None:
+            return True
+        last_ms = self.upper_ms if event.side == 0 else -self.lower_ms
+        return self.watermark_ms != NO_WATERMARK and event.time_us + last_ms * 1000 <= self.watermark_ms * 1000
+
+
+def join_plan(how: str, lower: Any, upper: Any, left: str = LEFT, right: str = RIGHT) -> JoinPlan:
+    """A join of two sides with these columns."""
+    one = JoinInput("left", read_schema(left, "left"), ["k"], "at")
+    other = JoinInput("right", read_schema(right, "right"), ["key"], "seen")
+    return JoinDefinition(one, other, lower, upper, how).plan()
+
+
+def join_harness(plan: JoinPlan, delays_ms: Sequence[int] = (0, 0), **more: Any) -> Harness:
+    """A query with a join."""
+    return Harness(
+        plan.operator,
+        input=plan.input,
+        keys=["k"],
+        output=plan.output,
+        timeMode=plan.time_mode,
+        watermark=Watermark(TIME_COLUMN, list(delays_ms), inputs=2, input_column=SIDE_COLUMN),
+        **more,
+    )
+
+
+def with_budget(harness: Harness, budget: Budget) -> None:
+    """Bound the bytes and entries that the query works on at once."""
+    query = parts_of(harness).query
+    assert isinstance(query.operator, LocalKeyedOperator)
+    query.operator = query.operator.with_budget(budget)
+
+
+def numbers(output: Sequence[Any], how: str) -> Counter[Any]:
+    """The output as the model has it; checks that the other columns belong to the numbers."""
+    found: Counter[Any] = Counter()
+    for row in output:
+        values = row.asDict()
+        one, other = values.get("n_left", values.get("n")), values.get("n_right")
+        if how in ("semi", "anti"):
+            assert list(values) == ["k", "at", "n", "v"]
+        else:
+            assert list(values) == ["k", "at", "n_left", "v", "seen", "n_right"]
+            assert (values["seen"] is None) >= (other is None)
+        assert values["v"] == (None if one is None else f"v{one}")
+        found[one, other] += 1
+    return found

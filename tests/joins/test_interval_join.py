@@ -1,0 +1,133 @@
+"""Interval joins against a brute-force model, without Spark: late rows, silences, restarts, rescaling, large keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statelog import ConfigurationError
+from statelog.runs.byte_slices import BUDGET, Budget
+from statelog.testing import Harness
+from tests.joins.joins_model import Event, JoinModel, join_harness, join_plan, numbers, with_budget
+
+KINDS = ["inner", "left", "right", "full", "semi", "anti"]
+
+BOUNDS = st.tuples(st.integers(-12, 12), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+BUDGETS = st.sampled_from([BUDGET, Budget(prefetch_entries=1), Budget(prefetch_entries=120), Budget(slice_bytes=200)])
+KEYS = st.sampled_from(["a", "b", "c", None])
+ROWS = st.lists(
+    st.tuples(st.integers(0, 1), KEYS, st.none() | st.integers(-4, 8), st.sampled_from([0, 0, 0, 1, 999])), max_size=8
+)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 9), ROWS, st.sampled_from([None, None, "restart", "repeat"]), st.integers(1, 3)),
+    min_size=1,
+    max_size=7,
+)
+
+
+@pytest.mark.parametrize("how", KINDS)
+@settings(max_examples=25)
+@given(bounds=BOUNDS, delays_ms=st.tuples(st.integers(0, 6), st.integers(0, 6)), budget=BUDGETS, steps=STEPS)
+def test_batches_are_those_of_the_model(
+    how: str, bounds: tuple[int, int], delays_ms: tuple[int, int], budget: Budget, steps: list[Any]
+) -> None:
+    """Each batch is as many milliseconds after the one before as its step says, and its rows are around that time."""
+    plan, model = join_plan(how, *bounds), JoinModel(how, *bounds, delays_ms)
+    with join_harness(plan, delays_ms, parallelism=2) as harness:
+        with_budget(harness, budget)
+        now_ms = number = 0
+        for step_ms, rows, action, parallelism in [*steps, *_last_steps()]:
+            now_ms += step_ms
+            events: list[Event] = []
+            for side, key, distance_ms, us in rows:
+                time_us = None if distance_ms is None else (now_ms + distance_ms) * 1000 + us
+                events.append(Event(side, key, time_us, number))
+                number += 1
+            found = harness.push([event.row for event in events])
+            late = model.late
+            assert numbers(found, how) == model.push(events)
+            assert harness.checkpoints[-1].late_rows == model.late - late
+            if action == "restart":
+                harness.restart(parallelism, keepLocal=parallelism == 2)
+                with_budget(harness, budget)
+            elif action == "repeat":
+                harness.repeatBatch(restart=parallelism == 2)
+        for key in ("a", "b", "c"):
+            assert not harness.map("join.left", key)
+            assert not harness.map("join.right", key)
+            assert not harness.timers(key)
+
+
+A, B = 0, 1
+"""Sides."""
+
+
+def _push(harness: Harness, how: str, *rows: tuple[int, str | None, int | None, int]) -> list[Any]:
+    """Run a batch of rows, each a side, a key, a time in milliseconds, and a number; returns the pairs of numbers."""
+    events = [Event(side, key, None if ms is None else ms * 1000, n) for side, key, ms, n in rows]
+    return sorted(numbers(harness.push([event.row for event in events]), how).elements(), key=str)
+
+
+def test_rows_that_wait_are_joined_by_new_bounds() -> None:
+    with join_harness(join_plan("left", 0, 10), delays_ms=(100, 100)) as harness:
+        assert _push(harness, "left", (A, "a", 100, 1), (B, "a", 120, 2), (B, "z", 100, 3)) == []
+        harness.restart(processor=join_plan("left", 0, 30).operator)
+        assert _push(harness, "left", (B, "a", 125, 4), (A, "a", 90, 5)) == [(1, 4), (5, 2)]
+        harness.restart(processor=join_plan("left", 25, 26).operator)
+        assert _push(harness, "left", (B, "a", 126, 6), (A, "a", 94, 7)) == [(1, 6), (7, 2)]
+        assert _push(harness, "left", (A, "y", 1000, 8), (B, "y", 2000, 9)) == []
+        assert _push(harness, "left") == []
+        assert not harness.map("join.left", "a")
+        assert not harness.map("join.right", "a")
+
+
+@pytest.mark.parametrize(("before", "after"), [("inner", "left"), ("left", "full"), ("semi", "anti")])
+def test_another_kind_of_join_is_refused_at_a_restart(before: str, after: str) -> None:
+    with join_harness(join_plan(before, 0, 10)) as harness:
+        _push(harness, before, (A, "a", 100, 1))
+        with pytest.raises(ConfigurationError, match=f"join='{before}, by at and seen'.*join='{after}, by"):
+            harness.restart(processor=join_plan(after, 0, 10).operator)
+
+
+def test_a_row_waits_until_the_watermark_has_passed_its_interval() -> None:
+    """A row that comes after its counterpart was returned without a match is late itself."""
+    with join_harness(join_plan("left", 0, 10), delays_ms=(0, 0)) as harness:
+        assert _push(harness, "left", (A, "a", 100, 1), (A, "b", 100, 2), (A, "y", 109, 3), (B, "z", 109, 4)) == []
+        assert _push(harness, "left", (A, "y", 110, 5), (B, "z", 110, 6)) == []
+        assert _push(harness, "left", (B, "a", 110, 7)) == [(1, 7), (2, None)]
+        assert harness.watermarkMs == 110
+        assert _push(harness, "left", (B, "b", 110, 8)) == []
+        assert harness.checkpoints[-1].late_rows == 1
+
+
+def test_a_silent_side_holds_back_the_watermark() -> None:
+    with join_harness(join_plan("left", 0, 10)) as harness:
+        assert _push(harness, "left", (A, "a", 100, 1)) == []
+        assert _push(harness, "left", (A, "b", 10_000, 2)) == []
+        assert _push(harness, "left") == []
+        assert _push(harness, "left", (B, "a", 105, 3)) == [(1, 3)]
+
+
+def test_each_side_has_a_delay_of_its_own() -> None:
+    with join_harness(join_plan("left", 0, 0), delays_ms=(5, 50)) as harness:
+        _push(harness, "left", (A, "a", 100, 1), (B, "z", 140, 2))
+        _push(harness, "left", (B, "z", 150, 3))
+        assert harness.watermarkMs == 90
+        _push(harness, "left")
+        assert harness.watermarkMs == 95
+
+
+def test_microseconds_decide_at_the_bounds() -> None:
+    with join_harness(join_plan("inner", -1, 1)) as harness:
+        times_us = [98_999, 99_000, 99_001, 101_999, 102_000, 101_000, 101_001]
+        events = [Event(A, "a", 100_000, 1), *(Event(B, "a", us, us) for us in times_us)]
+        found = numbers(harness.push([event.row for event in events]), "inner")
+        assert sorted(other for _, other in found) == [99_000, 99_001, 101_000]
+
+
+def _last_steps() -> list[Any]:
+    """Two batches that end the intervals of all rows before, with a row of each side."""
+    return [(100, [(0, None, 0, 0), (1, None, 0, 0)], None, 1), (0, [], None, 1)]

@@ -1,0 +1,96 @@
+"""The definition of an interval join: its output columns, and mistakes that are refused before a query starts."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from statelog import ConfigurationError
+from statelog.joins.build import JoinDefinition, JoinInput
+from statelog.testing.rows import read_schema
+
+
+def definition(
+    left: str = "k string, at timestamp, n long",
+    right: str = "k string, at timestamp, n long",
+    keys: tuple[list[str], list[str]] = (["k"], ["k"]),
+    times: tuple[str, str] = ("at", "at"),
+    lower: Any = 0,
+    upper: Any = "10 seconds",
+    **more: Any,
+) -> JoinDefinition:
+    sides = [
+        JoinInput(name, read_schema(schema, name), of_side, time)
+        for name, schema, of_side, time in zip(("left", "right"), (left, right), keys, times, strict=True)
+    ]
+    return JoinDefinition(sides[0], sides[1], lower, upper, **more)
+
+
+def columns(**arguments: Any) -> list[str]:
+    return definition(**arguments).plan().output.names
+
+
+def test_equal_names_get_suffixes() -> None:
+    assert columns() == ["k", "at_left", "n_left", "at_right", "n_right"]
+    assert columns(suffixes=("", "_b")) == ["k", "at", "n", "at_b", "n_b"]
+    assert columns(right="k string, at timestamp, N long") == ["k", "at_left", "n", "at_right", "N"]
+    insensitive = columns(right="k string, at timestamp, N long", is_case_sensitive=False)
+    assert insensitive == ["k", "at_left", "n_left", "at_right", "N_right"]
+
+
+def test_the_key_is_there_once_under_its_name_on_the_left() -> None:
+    right = "id string, at timestamp, k int"
+    assert columns(right=right, keys=(["k"], ["id"])) == ["k", "at_left", "n", "at_right", "k_right"]
+    assert columns(right=right, keys=(["k"], ["id"]), how="anti") == ["k", "at", "n"]
+    two = definition(
+        left="b int, at timestamp, a string", right="a string, t timestamp, b int", keys=(["a", "b"], ["a", "b"]),
+        times=("at", "t"),
+    )  # fmt: skip
+    assert two.plan().output.simpleString() == "struct<a:string,b:int,at:timestamp,t:timestamp>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"how": "outer"}, "how is 'outer'"),
+        ({"how": None}, "how is None"),
+        ({"how": ["left"]}, r"how is \['left'\]"),
+        ({"lower": 5, "upper": 4}, "lower, 5 ms, is after upper, 4 ms"),
+        ({"lower": "1 month"}, "lower is str '1 month'"),
+        ({"upper": 1.5}, "upper is float 1.5"),
+        ({"upper": datetime.timedelta(microseconds=1)}, "upper is"),
+        ({"suffixes": "_right"}, "suffixes is '_right'"),
+        ({"suffixes": ("_right",)}, "suffixes is"),
+        ({"suffixes": 5}, "suffixes is 5"),
+        ({"suffixes": ("", "")}, "two output columns are named 'at'"),
+        ({"left": "k string, at timestamp, at_right int"}, "two output columns are named 'at_right'"),
+        ({"keys": (["k"], ["n"])}, r"keyed by \(k string\), the right one by \(n bigint\)"),
+        ({"keys": (["k"], ["k", "n"])}, r"keyed by \(k string\), the right one by \(k string, n bigint\)"),
+        ({"times": ("n", "at")}, "the watermark of the left side names column 'n'"),
+        ({"times": ("at", "seen")}, "the watermark of the right side names column 'seen'"),
+        ({"keys": (["at"], ["at"])}, "the event time of the left side, 'at', is a grouping column"),
+        ({"right": "k string, at timestamp_ntz"}, "left side is a timestamp, that of the right side a timestamp_ntz"),
+        ({"left": "k string, at timestamp, join_matched int", "how": "left"}, "left side has a column 'join_matched'"),
+        (
+            {"right": "k string, at timestamp, join_matched int", "how": "full"},
+            "right side has a column 'join_matched'",
+        ),
+    ],
+)
+def test_mistakes_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        definition(**arguments).plan()
+    assert caught.value.hint
+
+
+def test_the_column_of_matches_is_reserved_only_where_it_is_stored() -> None:
+    assert "join_matched" in columns(left="k string, at timestamp, join_matched int", how="right")
+
+
+def test_bounds_may_be_given_as_any_duration() -> None:
+    plans = [
+        definition(lower=lower, upper=0).plan() for lower in (-1500, "-1.5 seconds", datetime.timedelta(seconds=-1.5))
+    ]
+    assert {plan.operator.codecs.settings["join_lower_ms"] for plan in plans} == {-1500}

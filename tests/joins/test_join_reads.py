@@ -1,0 +1,142 @@
+"""What interval joins read, write and return at once: only what is near or due, however many rows a key has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from statelog.clock import SystemClock
+from statelog.operators.keyed.operator import BatchContext, KeyedRows
+from statelog.operators.keyed.subtask import KeyedSubtask
+from statelog.options import Options
+from statelog.runs.byte_slices import BUDGET, Budget
+from statelog.runs.key_groups import row_hashes
+from statelog.runs.reader import Run
+from statelog.runs.times import NO_TIME_MS, Moment
+from statelog.spark.worker.specs import NO_ROWS
+from statelog.stopwatch import Stopwatch
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.rows import OperatorArguments
+from tests.counting_table import Counting
+from tests.joins.joins_model import join_plan
+
+COUNT = 30_000
+A_FEW = 600
+"""Entries of some small pages."""
+LEFT, RIGHT = 0, 1
+
+
+class Stream:
+    """A subtask over runs, batch by batch; all rows have one key."""
+
+    def __init__(self, how: str, lower_ms: int, upper_ms: int, budget: Budget = BUDGET, value: str = "v") -> None:
+        plan = join_plan(how, lower_ms, upper_ms)
+        arguments = OperatorArguments(
+            input=plan.input, output=plan.output, keys=["k"], timeMode="EventTime", eventTime="__statelog_time"
+        )
+        self.query = KeyedQuery(plan.operator, arguments, Options())
+        self.value = value
+        self.budget = budget
+        self.runs: list[Run] = []
+        self.read: dict[str, int] = {}
+        self.now_ms = NO_TIME_MS
+        self.batch = 0
+
+    def push(self, watermark_ms: int, left_ms: object = (), right_ms: object = ()) -> list[pa.RecordBatch]:
+        """Run a batch with rows at these times."""
+        parts = [self._rows(side, np.array(times, np.int64)) for side, times in ((LEFT, left_ms), (RIGHT, right_ms))]
+        rows = pa.Table.from_batches([part for part in parts if part.num_rows], parts[0].schema).combine_chunks()
+        read = NO_ROWS
+        if rows.num_rows:
+            whole = rows.to_batches()[0]
+            read = KeyedRows(whole, row_hashes([whole.column(0)]))
+        context = BatchContext(1, self.batch, Moment(0, watermark_ms, self.now_ms), timers_after_ms=self.now_ms)
+        self.read.clear()
+        operator = replace(self.query.operator.make(), budget=self.budget)
+        subtask = KeyedSubtask(operator, Counting(self.runs, self.read), context, Stopwatch(SystemClock()))
+        found = [batch for batch in subtask.process(read) if batch.num_rows]
+        sink = pa.BufferOutputStream()
+        subtask.changes.write_local(sink)
+        self.changes = subtask.changes.rows
+        self.runs = [*self.runs, Run(sink.getvalue(), "run")]
+        self.now_ms, self.batch = watermark_ms, self.batch + 1
+        return found
+
+    def _rows(self, side: int, times_ms: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.RecordBatch:
+        count = len(times_ms)
+        at = pa.array(times_ms * 1000).cast(pa.timestamp("us", "UTC"))
+        numbers, nothing = pa.array(times_ms), pa.nulls(count, pa.int64())
+        texts = pa.array([self.value] * count, pa.string())
+        no_time = pa.nulls(count, at.type)
+        left = [at, numbers, texts] if side == LEFT else [no_time, nothing, pa.nulls(count, pa.string())]
+        right = [at, numbers] if side == RIGHT else [no_time, nothing]
+        columns = [pa.array(["a"] * count, pa.string()), pa.array([side] * count, pa.int32()), at, *left, *right]
+        return pa.RecordBatch.from_arrays(columns, names=[f"c{place}" for place in range(len(columns))])
+
+
+def numbers(found: list[pa.RecordBatch]) -> list[tuple[int | None, int | None]]:
+    """The times of the rows that make the output's pairs."""
+    return [pair for batch in found for pair in zip(batch[2].to_pylist(), batch[5].to_pylist(), strict=True)]
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
+def test_rows_of_a_large_key_meet_only_those_near_them(how: str) -> None:
+    stream = Stream(how, 0, 5)
+    stream.push(0, 10 * np.arange(COUNT), 10 * np.arange(COUNT) + 7)
+    found = stream.push(0, [100_007, 250_004], [100_002, 250_001])
+    assert sorted(numbers(found)) == [(100_000, 100_002), (100_007, 100_007), (250_000, 250_001), (250_004, 250_007)]
+    assert sum(stream.read.values()) < 4 * A_FEW
+    # Four rows with a timer, and the marks of those that matched for the first time.
+    assert stream.changes <= 4 + 1 + {"inner": 0, "left": 2, "right": 2, "full": 4}[how]
+
+
+def test_only_rows_that_are_due_leave_a_large_key() -> None:
+    stream = Stream("left", 0, 5)
+    stream.push(0, 10 * np.arange(COUNT), [3, 150_003])
+    found = numbers(stream.push(10 * COUNT // 2))
+    assert sorted(found) == [(time_ms, None) for time_ms in range(10, 10 * COUNT // 2, 10)]
+    for number in range(COUNT // 2, COUNT // 2 + 5):
+        now_ms = 10 * number + 5
+        expected = [] if now_ms == 150_005 else [(10 * number, None)]
+        assert numbers(stream.push(now_ms)) == expected
+        assert sum(stream.read.values()) < A_FEW
+        assert stream.changes < 6
+    found = numbers(stream.push(100 * COUNT))
+    assert len(found) == COUNT // 2 - 5
+    assert stream.changes < 6  # the rest of the key is removed as a whole
+    assert numbers(stream.push(200 * COUNT)) == []
+    assert not sum(stream.read.values())
+
+
+def test_pairs_are_returned_in_parts_of_bounded_size() -> None:
+    """A thousand rows on each side make a million pairs, here of a kilobyte each."""
+    stream = Stream("inner", -5000, 5000, Budget(slice_bytes=1 << 20), value="v" * 1000)
+    found = stream.push(0, np.arange(1000), np.arange(1000))
+    assert sum(batch.num_rows for batch in found) == 1_000_000
+    assert max(batch.nbytes for batch in found) < 2 << 20
+
+
+def test_rows_without_a_match_are_returned_in_parts_of_bounded_size() -> None:
+    stream = Stream("anti", 0, 5, Budget(slice_bytes=1 << 20), value="v" * 1000)
+    stream.push(0, np.arange(5000))
+    found = stream.push(10_000)
+    assert sum(batch.num_rows for batch in found) == 5000
+    assert max(batch.nbytes for batch in found) < 2 << 20
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "semi"])
+def test_a_key_with_more_rows_than_fit_into_one_batch(how: str) -> None:
+    """Its rows come in several parts, each of which meets all parts of the other side, and the rows that wait."""
+    stream = Stream(how, 0, 0, Budget(input_bytes=4000, slice_bytes=4000))
+    stream.push(-10, np.arange(100, 300), np.arange(0, 200))
+    found = stream.push(-10, np.arange(0, 100), np.arange(150, 250))
+    if how == "semi":
+        times = [at for batch in found for at in batch[2].to_pylist()]
+        # Those up to 199 have left, as they matched before.
+        assert sorted(times) == [*range(100), *range(200, 250)]
+        return
+    expected = [(time_ms, time_ms) for time_ms in [*range(100), *range(150, 250)]]
+    assert sorted(numbers(found)) == expected
