@@ -140,3 +140,10 @@ def test_a_key_with_more_rows_than_fit_into_one_batch(how: str) -> None:
         return
     expected = [(time_ms, time_ms) for time_ms in [*range(100), *range(150, 250)]]
     assert sorted(numbers(found)) == expected
+
+
+def test_a_waiting_row_leaves_once_however_many_parts_it_meets() -> None:
+    stream = Stream("semi", -1000, 1000, Budget(input_bytes=4000, slice_bytes=4000))
+    stream.push(-2000, np.arange(200))
+    found = stream.push(-2000, [], np.arange(300))
+    assert sorted(at for batch in found for at in batch[2].to_pylist()) == list(range(200))
