@@ -114,6 +114,22 @@ def test_a_row_waits_until_the_watermark_has_passed_its_interval() -> None:
         assert harness.checkpoints[-1].late_rows == 1
 
 
+def test_a_row_waits_for_those_of_the_same_millisecond_that_are_not_late() -> None:
+    with join_harness(join_plan("left", 0, 0)) as harness:
+        harness.push([Event(A, "a", 100_500, 1).row, Event(B, "z", 100_000, 2).row])
+        assert harness.push([]) == []
+        assert harness.watermarkMs == 100
+        assert numbers(harness.push([Event(B, "a", 100_500, 3).row]), "left") == {(1, 3): 1}
+
+
+def test_rows_with_a_null_match_none_and_are_returned_at_once() -> None:
+    with join_harness(join_plan("full", 0, 10)) as harness:
+        found = _push(harness, "full", (A, None, 100, 1), (B, None, 100, 2), (A, "a", None, 3), (B, "a", None, 4))
+        assert found == [(1, None), (3, None), (None, 2), (None, 4)]
+        assert not harness.map("join.left", None)
+        assert not harness.map("join.right", "a")
+
+
 def test_a_silent_side_holds_back_the_watermark() -> None:
     with join_harness(join_plan("left", 0, 10)) as harness:
         assert _push(harness, "left", (A, "a", 100, 1)) == []
