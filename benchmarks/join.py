@@ -50,6 +50,8 @@ class JoinSide(BatchSide):
     how: str
     value_bytes: int
     output_mode = "append"
+    start_ms = 1_000_000_000_000
+    """Before any row, Spark's watermark is 1970."""
 
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
         left, right = self._stream(source, "left", 0), self._stream(source, "right", self.rows_per_batch)
