@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from benchmarks import aggregate, checkpointing, dedup
+from benchmarks import aggregate, checkpointing, dedup, join
 from benchmarks.discarding import SCHEME, DiscardingStore
 from benchmarks.frame import Result
 from benchmarks.query import BatchSide, Recorder
@@ -134,6 +134,37 @@ def test_dedup_compares_with_spark_in_every_case(monkeypatch: pytest.MonkeyPatch
         (f"200,000 rows, {repeated}, {skew}: statelog / Spark dropDuplicates", 2.5, False)
         for repeated in ("new", "half")
         for skew in ("uniform", "hot")
+    ]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("how", [join.INNER, join.LEFT])
+def test_expected_pairs_are_those_that_spark_adds(spark: SparkSession, how: str) -> None:
+    side = join.JoinSide(
+        side=join.SPARK, parallelism=2, rows_per_batch=40, batches=4, how=how, value_bytes=20, is_durable=True
+    )
+    found = []
+    for batches in (1, 2, 3, 4):
+        numbers = spark.range(40 * batches).select(F.col("id").alias("value"))
+        source = numbers.withColumn("timestamp", F.timestamp_seconds(F.floor(F.col("value") / 40)))
+        pairs = side.output(source, Recorder()).where("right_key IS NOT NULL")
+        found.append(pairs.select(*side.checks()).collect()[0].asDict())
+    counted = [{name: value or 0 for name, value in checks.items()} for checks in found]
+    assert list(side.expected(spark)) == [
+        counted[0],
+        *({name: after[name] - before[name] for name in after} for before, after in pairwise(counted)),
+    ]
+    assert counted[3]["pairs"] == 120
+
+
+def test_join_compares_with_spark_in_every_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    durations_ms = {join.STATELOG: 200, join.SPARK: 500}
+    monkeypatch.setattr(join.JoinSide, "run", lambda side, place: measured(side, durations_ms[side.side]))
+
+    result = join.run(join.Settings(rows_per_batch=(10,)), tmp_path)
+
+    assert outcomes(result) == [
+        (f"10 + 10 rows, {how}: statelog / Spark join, format 4", 2.5, True) for how in ("inner", "left")
     ]
 
 

@@ -47,6 +47,7 @@ def composed(
     run = dataclasses.replace(run, parallelism=len(acks))
     given: dict[str, Any] = {
         "watermark_ms": 4000,
+        "time_ms": 5000,
         "generations": {},
         "base_ranges": None,
         "settings": {},

@@ -52,20 +52,27 @@ class JoinModel:
     lower_ms: int
     upper_ms: int
     delays_ms: tuple[int, int]
+    idle_ms: int | None = None
+    batches: int = 0
     watermark_ms: int = NO_WATERMARK
+    silent_ms: list[int] = field(default_factory=lambda: [0, 0])
     held: tuple[list[Event], list[Event]] = field(default_factory=lambda: ([], []))
     late: int = 0
     newest_ms: list[int | None] = field(default_factory=lambda: [None, None])
     returned: set[tuple[int | None, int | None]] = field(default_factory=set)
     """Pairs by their numbers, None for the side that has no row."""
 
-    def push(self, events: Sequence[Event]) -> Counter[Any]:
-        """The output of a batch, in the form of `returned`."""
+    def push(self, events: Sequence[Event], gap_ms: int = 0) -> Counter[Any]:
+        """The output of a batch that comes `gap_ms` of processing time after the one before; see `returned`."""
+        if self.idle_ms is not None and self.batches:
+            self.silent_ms = [silent_ms + min(gap_ms, (self.idle_ms + 1) // 2) for silent_ms in self.silent_ms]
         late_ms, self.watermark_ms = self.watermark_ms, self._advanced()
+        self.batches += 1
         for event in events:
             if event.time_us is not None:
                 time_ms, newest_ms = event.time_us // 1000, self.newest_ms[event.side]
                 self.newest_ms[event.side] = time_ms if newest_ms is None else max(newest_ms, time_ms)
+                self.silent_ms[event.side] = 0
             if event.time_us is not None and late_ms != NO_WATERMARK and event.time_us <= late_ms * 1000:
                 self.late += 1
             else:
@@ -88,11 +95,15 @@ class JoinModel:
 
     def _advanced(self) -> int:
         reached = [
-            newest_ms - delay_ms
+            None if newest_ms is None else newest_ms - delay_ms
             for newest_ms, delay_ms in zip(self.newest_ms, self.delays_ms, strict=True)
-            if newest_ms is not None
         ]
-        return max(self.watermark_ms, min(reached)) if len(reached) == 2 else self.watermark_ms
+        is_idle = [self.idle_ms is not None and silent_ms >= self.idle_ms for silent_ms in self.silent_ms]
+        awake = [time_ms for time_ms, idle in zip(reached, is_idle, strict=True) if not idle]
+        if not awake:
+            return max([self.watermark_ms, *(time_ms for time_ms in reached if time_ms is not None)])
+        known = [time_ms for time_ms in awake if time_ms is not None]
+        return max(self.watermark_ms, min(known)) if len(known) == len(awake) else self.watermark_ms
 
     def _match(self, left: Event, right: Event) -> bool:
         if left.key is None or left.key != right.key or left.time_us is None or right.time_us is None:
@@ -114,7 +125,7 @@ def join_plan(how: str, lower: Any, upper: Any, left: str = LEFT, right: str = R
     return JoinDefinition(one, other, lower, upper, how).plan()
 
 
-def join_harness(plan: JoinPlan, delays_ms: Sequence[int] = (0, 0), **more: Any) -> Harness:
+def join_harness(plan: JoinPlan, delays_ms: Sequence[int] = (0, 0), idle_ms: int | None = None, **more: Any) -> Harness:
     """A query with a join."""
     return Harness(
         plan.operator,
@@ -122,7 +133,7 @@ def join_harness(plan: JoinPlan, delays_ms: Sequence[int] = (0, 0), **more: Any)
         keys=["k"],
         output=plan.output,
         timeMode=plan.time_mode,
-        watermark=Watermark(TIME_COLUMN, list(delays_ms), inputs=2, input_column=SIDE_COLUMN),
+        watermark=Watermark(TIME_COLUMN, list(delays_ms), inputs=2, input_column=SIDE_COLUMN, idle=idle_ms),
         **more,
     )
 

@@ -30,13 +30,24 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("how", KINDS)
 @settings(max_examples=25)
-@given(bounds=BOUNDS, delays_ms=st.tuples(st.integers(0, 6), st.integers(0, 6)), budget=BUDGETS, steps=STEPS)
+@given(
+    bounds=BOUNDS,
+    delays_ms=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    idle_ms=st.none() | st.integers(1, 15),
+    budget=BUDGETS,
+    steps=STEPS,
+)
 def test_batches_are_those_of_the_model(
-    how: str, bounds: tuple[int, int], delays_ms: tuple[int, int], budget: Budget, steps: list[Any]
+    how: str,
+    bounds: tuple[int, int],
+    delays_ms: tuple[int, int],
+    idle_ms: int | None,
+    budget: Budget,
+    steps: list[Any],
 ) -> None:
     """Each batch is as many milliseconds after the one before as its step says, and its rows are around that time."""
-    plan, model = join_plan(how, *bounds), JoinModel(how, *bounds, delays_ms)
-    with join_harness(plan, delays_ms, parallelism=2) as harness:
+    plan, model = join_plan(how, *bounds), JoinModel(how, *bounds, delays_ms, idle_ms)
+    with join_harness(plan, delays_ms, idle_ms, parallelism=2) as harness:
         with_budget(harness, budget)
         now_ms = number = 0
         for step_ms, rows, action, parallelism in [*steps, *_last_steps()]:
@@ -46,9 +57,9 @@ def test_batches_are_those_of_the_model(
                 time_us = None if distance_ms is None else (now_ms + distance_ms) * 1000 + us
                 events.append(Event(side, key, time_us, number))
                 number += 1
-            found = harness.push([event.row for event in events])
+            found = harness.push([event.row for event in events], now_ms)
             late = model.late
-            assert numbers(found, how) == model.push(events)
+            assert numbers(found, how) == model.push(events, step_ms)
             assert harness.checkpoints[-1].late_rows == model.late - late
             if action == "restart":
                 harness.restart(parallelism, keepLocal=parallelism == 2)
@@ -103,12 +114,42 @@ def test_a_row_waits_until_the_watermark_has_passed_its_interval() -> None:
         assert harness.checkpoints[-1].late_rows == 1
 
 
+def test_a_row_waits_for_those_of_the_same_millisecond_that_are_not_late() -> None:
+    with join_harness(join_plan("left", 0, 0)) as harness:
+        harness.push([Event(A, "a", 100_500, 1).row, Event(B, "z", 100_000, 2).row])
+        assert harness.push([]) == []
+        assert harness.watermarkMs == 100
+        assert numbers(harness.push([Event(B, "a", 100_500, 3).row]), "left") == {(1, 3): 1}
+
+
+def test_rows_with_a_null_match_none_and_are_returned_at_once() -> None:
+    with join_harness(join_plan("full", 0, 10)) as harness:
+        found = _push(harness, "full", (A, None, 100, 1), (B, None, 100, 2), (A, "a", None, 3), (B, "a", None, 4))
+        assert found == [(1, None), (3, None), (None, 2), (None, 4)]
+        assert not harness.map("join.left", None)
+        assert not harness.map("join.right", "a")
+
+
 def test_a_silent_side_holds_back_the_watermark() -> None:
     with join_harness(join_plan("left", 0, 10)) as harness:
         assert _push(harness, "left", (A, "a", 100, 1)) == []
         assert _push(harness, "left", (A, "b", 10_000, 2)) == []
         assert _push(harness, "left") == []
         assert _push(harness, "left", (B, "a", 105, 3)) == [(1, 3)]
+
+
+def test_an_idle_side_does_not_hold_back_the_watermark() -> None:
+    with join_harness(join_plan("left", 0, 10), idle_ms=1000) as harness:
+        assert _push(harness, "left", (A, "a", 100, 1)) == []
+        returned = {}
+        for time_ms in (400, 800, 1200):
+            found = harness.push([Event(A, "b", time_ms * 1000, time_ms).row], time_ms)
+            returned[harness.watermarkMs] = sorted(row.n_left for row in found)
+        assert returned == {-(1 << 63): [], 800: [1, 400]}
+        assert [row.n_left for row in harness.push([], 1201)] == [800]
+        found = _push(harness, "left", (B, "b", 1205, 2), (B, "b", 805, 3))
+        assert found == [(1200, 2)]
+        assert harness.checkpoints[-1].late_rows == 1
 
 
 def test_each_side_has_a_delay_of_its_own() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from statelog.clock import SystemClock
+from statelog.joins.pairs import joined_ranges
 from statelog.operators.keyed.operator import BatchContext, KeyedRows
 from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.options import Options
@@ -111,6 +115,23 @@ def test_only_rows_that_are_due_leave_a_large_key() -> None:
     assert not sum(stream.read.values())
 
 
+def test_rows_of_an_inner_join_are_removed_unread() -> None:
+    stream = Stream("inner", 0, 5)
+    stream.push(0, 10 * np.arange(COUNT), 10 * np.arange(COUNT) + 7)
+    assert stream.push(20 * COUNT) == []
+    assert sum(stream.read.values()) < A_FEW
+    assert stream.changes < 6
+
+
+@given(st.lists(st.integers(0, 40), min_size=1))
+def test_ranges_are_joined_if_they_overlap_or_touch(firsts: list[int]) -> None:
+    first_ms = np.array(sorted(firsts))
+    joined = list(joined_ranges(first_ms, first_ms + 3))
+    covered = [time_ms for first, last in joined for time_ms in range(first, last + 1)]
+    assert covered == sorted({int(first) + place for first in first_ms for place in range(4)})
+    assert all(later[0] > before[1] + 1 for before, later in pairwise(joined))
+
+
 def test_pairs_are_returned_in_parts_of_bounded_size() -> None:
     """A thousand rows on each side make a million pairs, here of a kilobyte each."""
     stream = Stream("inner", -5000, 5000, Budget(slice_bytes=1 << 20), value="v" * 1000)
@@ -140,3 +161,10 @@ def test_a_key_with_more_rows_than_fit_into_one_batch(how: str) -> None:
         return
     expected = [(time_ms, time_ms) for time_ms in [*range(100), *range(150, 250)]]
     assert sorted(numbers(found)) == expected
+
+
+def test_a_waiting_row_leaves_once_however_many_parts_it_meets() -> None:
+    stream = Stream("semi", -1000, 1000, Budget(input_bytes=4000, slice_bytes=4000))
+    stream.push(-2000, np.arange(200))
+    found = stream.push(-2000, [], np.arange(300))
+    assert sorted(at for batch in found for at in batch[2].to_pylist()) == list(range(200))

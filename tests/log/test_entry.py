@@ -104,6 +104,7 @@ def test_a_checkpoint_is_an_entry_as_one_operator_sees_it() -> None:
         states=[StateSchema("s", "value", b"", b"v")],
         watermark_ms=8,
         max_event_ms=[7, None],
+        silent_ms=[0, 2000],
         element_counts=[[1]],
         generations={"s": 2},
         bases=[Base(0, 1, [])],

@@ -112,6 +112,82 @@ def test_an_input_without_rows_holds_it_back() -> None:
         assert harness.push([]) == [Row(what="timer", at=3000, watermark=3000)]
 
 
+@given(
+    batches=st.lists(st.tuples(st.integers(0, 60), times, times), min_size=1, max_size=12),
+    idle_ms=st.tuples(st.none() | st.integers(1, 100), st.none() | st.integers(1, 100)),
+)
+def test_an_idle_input_does_not_hold_it_back(
+    batches: list[tuple[int, int | None, int | None]], idle_ms: tuple[int | None, int | None]
+) -> None:
+    """The silence of an input is the sum of the gaps since its last batch, each up to a half of what makes it idle."""
+    policy = WatermarkPolicy.of(Watermark("at", inputs=2, input_column="source", idle=idle_ms))
+    watermark = expected = NO_TIME_MS
+    held, silent = policy.combine([]), list[int]()
+    for number, (gap_ms, *newest) in enumerate(batches):
+        watermark = policy.advance(watermark, held, silent, gap_ms)
+        awake, largest = [], []
+        for index, own_ms in enumerate(idle_ms):
+            before = batches[:number]
+            heard = max((at for at, batch in enumerate(before) if batch[1 + index] is not None), default=0)
+            gaps = [gap for gap, *_ in batches[heard + 1 : number + 1]]
+            seen = [batch[1 + index] for batch in before if batch[1 + index] is not None]
+            largest.append(max(seen, default=None))  # type: ignore[type-var]
+            if own_ms is None or sum(min(gap, (own_ms + 1) // 2) for gap in gaps) < own_ms:
+                awake.append(largest[-1])
+        known = [time_ms for time_ms in awake or largest if time_ms is not None]
+        if known and (not awake or len(known) == len(awake)):
+            expected = max(expected, min(known) if awake else max(known))
+        assert watermark == expected
+        silent = policy.silence(silent, [newest, [None, None]], gap_ms)
+        held = policy.combine([held, newest])
+
+
+def test_an_input_that_returns_is_waited_for_again_and_its_old_rows_are_late() -> None:
+    with make_harness(Watermark("at", inputs=2, input_column="source", idle=100)) as harness:
+        harness.push([("a", 0, at(5000))], 1000)
+        harness.push([("a", 0, at(6000))], 1050)
+        assert harness.push([], 1099) == []
+        fired = harness.push([], 1100)
+        assert fired == [Row(what="timer", at=time_ms, watermark=6000) for time_ms in (5000, 6000)]
+        assert harness.repeatBatch(restart=True) == fired
+        harness.restart(3, keepLocal=False)
+        harness.push([("b", 1, at(4000)), ("b", 1, at(6500)), ("a", 0, at(9000))], 1110)
+        assert harness.checkpoints[-1].late_rows == 1
+        harness.push([("a", 0, at(9500))], 1150)
+        harness.push([("a", 0, at(9500))], 1199)
+        harness.push([("a", 0, at(9500))], 1209)
+        assert harness.watermarkMs == 6500
+        harness.push([], 1210)
+        assert harness.watermarkMs == 9500
+
+
+def test_a_query_that_was_stopped_for_long_waits_for_both_inputs() -> None:
+    with make_harness(Watermark("at", inputs=2, input_column="source", idle=[100, None])) as harness:
+        harness.push([("a", 0, at(5000)), ("b", 1, at(6000))], 1000)
+        harness.restart()
+        harness.push([("b", 1, at(7000))], 900_000)
+        assert harness.watermarkMs == 5000
+        harness.push([], 900_010)
+        assert harness.watermarkMs == 5000
+        harness.push([], 900_050)
+        assert harness.watermarkMs == 7000
+
+
+def test_if_all_inputs_are_idle_the_largest_watermark_counts() -> None:
+    with make_harness(Watermark("at", inputs=2, input_column="source", idle=100)) as harness:
+        harness.push([("a", 0, at(5000)), ("b", 1, at(6000))], 1000)
+        for time_ms, watermark_ms in ((1050, 5000), (1099, 5000), (1100, 6000)):
+            harness.push([], time_ms)
+            assert harness.watermarkMs == watermark_ms
+
+
+def test_nothing_is_recorded_of_inputs_that_are_never_idle() -> None:
+    for idle in (None, [None, None]):
+        policy = WatermarkPolicy.of(Watermark("at", inputs=2, input_column="source", idle=idle))
+        assert policy.silence([5, 6], [[1, 2]], 7) == []
+    assert WatermarkPolicy.of(Watermark("at", 3, inputs=2, input_column="source", idle=[None, 9])).idle_ms == (None, 9)
+
+
 HOUR_MS = 3_600_000
 NOW_MS = 1_700_000_000_000
 FAR_MS = NOW_MS + 20 * 365 * 24 * HOUR_MS
@@ -207,6 +283,10 @@ def test_the_longest_delay_of_several_inputs() -> None:
         ({"delay": ["5 seconds"], "inputs": 2, "input_column": "source"}, "1 delays and 2 inputs"),
         ({"delay": []}, "0 delays and 1 inputs"),
         ({"delay": [], "inputs": 0}, "0 delays and 0 inputs"),
+        ({"idle": 0}, "idle is int 0"),
+        ({"idle": [5, "soon"], "inputs": 2, "input_column": "source"}, "idle is str 'soon'"),
+        ({"idle": [5, 6]}, "2 values of idle and 1 inputs"),
+        ({"idle": [], "inputs": 0}, "0 values of idle and 0 inputs"),
         ({"inputs": 0}, "inputs"),
         ({"inputs": 2}, "input_column"),
         ({"input_column": "source"}, "input_column"),

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 import statelog
 from statelog import ConfigurationError, Options, Watermark
+from tests.spark.faults import wait_until
 from tests.spark.inputs import add_json
 
 pytestmark = pytest.mark.spark
@@ -129,6 +130,34 @@ def test_waiting_rows_are_a_dataframe(spark: SparkSession, tmp_path: Path) -> No
     assert rows["mapkey_time_ms"].to_pylist() == [int(at.timestamp() * 1000) for at in rows["value_at"].to_pylist()]
 
 
+def test_a_side_that_is_idle_does_not_hold_back_rows_without_a_match(spark: SparkSession, tmp_path: Path) -> None:
+    """The buys have had no row at all; batches without data notice their silence."""
+    at = [(START + datetime.timedelta(seconds=seconds)).isoformat() for seconds in (0, 5, 100)]
+    add_json(tmp_path / "clicks", [[{"user": "a", "at": at[0], "n": 1}, {"user": "b", "at": at[1], "n": 2}]])
+    (tmp_path / "buys").mkdir()
+    clicks, buys = _sides(spark, tmp_path)
+    left = statelog.key_by(clicks, "user", options=Options(heartbeat_s=0.2), watermark=Watermark("at", idle="1 hour"))
+    joined = left.join_interval(
+        statelog.key_by(buys, "who", watermark=Watermark("at", idle="500 milliseconds")),
+        lower=0,
+        upper="10 seconds",
+        how="anti",
+    )
+    output: list[Row] = []
+
+    def collect(batch: DataFrame, number: int) -> None:
+        output.extend(batch.collect())
+
+    query = joined.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        add_json(tmp_path / "clicks", [[{"user": "c", "at": at[2], "n": 3}]])
+        wait_until(lambda: len(output) == 2 or not query.isActive, "two rows", 120)
+    finally:
+        query.stop()
+    assert query.exception() is None
+    assert sorted(row.n for row in output) == [1, 2]
+
+
 MISTAKES: dict[str, tuple[Callable[[DataFrame, DataFrame, DataFrame], Any], str]] = {
     "no watermark": (
         lambda a, b, _: statelog.key_by(a, "user").join_interval(_right(b), lower=0, upper=1),
@@ -157,6 +186,18 @@ MISTAKES: dict[str, tuple[Callable[[DataFrame, DataFrame, DataFrame], Any], str]
             statelog.key_by(b, "who", watermark=Watermark("at", 0, inputs=2, input_column="n")), lower=0, upper=1
         ),
         "the watermark of the right side has 2 inputs",
+    ),
+    "idle without a heartbeat": (
+        lambda a, b, _: statelog.key_by(a, "user", watermark=Watermark("at", idle="1 second")).join_interval(
+            _right(b), lower=0, upper=1
+        ),
+        "the watermark has idle, and the query no heartbeat",
+    ),
+    "idle of one input": (
+        lambda a, b, _: statelog.key_by(
+            a, "user", options=Options(heartbeat_s=1.0), watermark=Watermark("at", idle=1000)
+        ).dedup(statelog.Ttl("1 hour", time="event")),
+        "the watermark has idle and one input",
     ),
     "max_ahead": (
         lambda a, b, _: _left(a).join_interval(

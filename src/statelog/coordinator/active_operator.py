@@ -118,7 +118,7 @@ class ActiveOperator:
         checkpoint = None if history is None else history.at(batch)
         if self.config.watermark is None or checkpoint is None:
             return False
-        after_ms = self.config.watermark.advance(checkpoint.watermark_ms, checkpoint.max_event_ms)
+        after_ms = self.config.watermark.advance(checkpoint.watermark_ms, checkpoint.max_event_ms, checkpoint.silent_ms)
         return after_ms > checkpoint.watermark_ms
 
     def offer_initial_rows(self, objects: Sequence[str]) -> None:
@@ -257,6 +257,7 @@ class ActiveOperator:
             acks,
             self._before,
             watermark_ms=None if batch.time.watermark_ms == self._spark_watermark_ms else batch.time.watermark_ms,
+            time_ms=batch.time.time_ms,
             generations=self._generations,
             base_ranges=self._given if begins else base_ranges,
             settings=self._inherited.settings,

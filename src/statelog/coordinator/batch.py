@@ -41,7 +41,9 @@ class BatchTime:
             )
         if before is None:
             return replace(self, watermark_ms=NO_TIME_MS, late_watermark_ms=NO_TIME_MS)
-        watermark_ms = own.advance(before.watermark_ms, before.max_event_ms)
+        watermark_ms = own.advance(
+            before.watermark_ms, before.max_event_ms, before.silent_ms, self.time_ms - before.batch_time_ms
+        )
         return replace(self, watermark_ms=watermark_ms, late_watermark_ms=before.watermark_ms)
 
 

@@ -68,6 +68,7 @@ def compose_section(
     before: Checkpoint | None,
     *,
     watermark_ms: int | None,
+    time_ms: int,
     generations: Mapping[str, int],
     base_ranges: Sequence[BaseRange] | None,
     settings: Settings,
@@ -76,8 +77,9 @@ def compose_section(
 ) -> tuple[Section, list[bytes]]:
     """Build the section of an operator whose subtasks have all acked, and the payload that it carries.
 
-    `acks` are those that count, in order of the subtasks; `before` is the operator's previous checkpoint. `base_ranges`
-    is the map before this batch, if the section has to repeat it. The payload begins at `offset` of the entry's.
+    `acks` are those that count, in order of the subtasks; `before` is the operator's previous checkpoint; `time_ms` is
+    the batch's processing time. `base_ranges` is the map before this batch, if the section has to repeat it. The
+    payload begins at `offset` of the entry's.
     """
     segments, payload = _place_segments(acks, offset)
     bases = _place_bases(config, acks, payload, offset)
@@ -91,6 +93,7 @@ def compose_section(
         states=states,
         watermark_ms=watermark_ms,
         max_event_ms=_max_event_ms(config, before, acks),
+        silent_ms=_silent_ms(config, before, acks, time_ms),
         element_counts=[] if config.has_keys else _element_counts(states, acks),
         generations=dict(generations),
         bases=bases,
@@ -125,6 +128,15 @@ def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, acks: Seque
         return []
     seen = [] if before is None else [before.max_event_ms]
     return config.watermark.combine(seen + [accepted.ack.max_event_ms for accepted in acks])
+
+
+def _silent_ms(
+    config: OperatorConfig, before: Checkpoint | None, acks: Sequence[AcceptedAck], time_ms: int
+) -> list[int]:
+    if config.watermark is None:
+        return []
+    silent_ms, gap_ms = ([], 0) if before is None else (before.silent_ms, time_ms - before.batch_time_ms)
+    return config.watermark.silence(silent_ms, [accepted.ack.max_event_ms for accepted in acks], gap_ms)
 
 
 def _element_counts(states: list[StateSchema], acks: Sequence[AcceptedAck]) -> list[list[int]]:

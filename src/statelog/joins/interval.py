@@ -126,7 +126,7 @@ class IntervalJoin:
                 yield from self._matched(rows, others, keys, len(chunk.keys))
         # New rows are added to the state afterwards, so all that is found here was waiting before.
         for rows in left:
-            for own, others in self._waiting(_RIGHT, rows, is_repeated=len(left) > 1):
+            for own, others in self._waiting(_RIGHT, rows):
                 was_matched = others.is_matched.copy()
                 yield from self._matched(own, others, keys, len(chunk.keys))
                 yield from self._note_matches(_RIGHT, others, ~was_matched, keys)
@@ -195,10 +195,10 @@ class IntervalJoin:
 
     # ---- Waiting rows ----
 
-    def _waiting(self, place: int, rows: SideRows, *, is_repeated: bool) -> Iterator[tuple[SideRows, SideRows]]:
+    def _waiting(self, place: int, rows: SideRows, *, is_repeated: bool = False) -> Iterator[tuple[SideRows, SideRows]]:
         """The waiting rows of a side near new rows of the other one, in parts, each beside the rows of its keys.
 
-        If the same rows may be asked for again, what has been noted of them counts.
+        If the same rows may be asked for again, those that have left in between are not among them.
         """
         state, interval = self._states[place], self._sides[1 - place].interval
         has_few = state.few()

@@ -123,6 +123,8 @@ class Section(msgspec.Struct, frozen=True):
     """The operator's own watermark, milliseconds since the Unix epoch; None if it is Spark's."""
     max_event_ms: list[int | None] = []
     """The largest event time so far of each input, if the operator has a watermark of its own."""
+    silent_ms: list[Natural] = []
+    """For how long each input has had no rows, in processing time, if the watermark does not wait for idle ones."""
     element_counts: list[list[Natural]] = []
     """Number of elements by subtask and state, of shape (parallelism, states); empty if the operator is keyed."""
     generations: dict[str, Natural] = {}

@@ -104,24 +104,69 @@ class WatermarkPolicy:
     """Number of inputs. Until each of them has had a row, the watermark stands still."""
     delays_ms: Sequence[int] = ()
     """The delay of each input, if they have different ones."""
+    idle_ms: Sequence[int | None] = ()
+    """After how much silence an input is idle, in processing time; None for never. Empty if none ever is."""
 
     @classmethod
     def of(cls, watermark: Watermark) -> WatermarkPolicy:
         """The policy of a watermark as users declare it."""
-        return cls(watermark.delay_ms, watermark.inputs, watermark.delays_ms)
+        idle_ms = watermark.idle_of_inputs_ms
+        has_idle = any(own_ms is not None for own_ms in idle_ms)
+        return cls(watermark.delay_ms, watermark.inputs, watermark.delays_ms, idle_ms if has_idle else ())
 
-    def advance(self, before_ms: int, max_event_ms: Sequence[int | None]) -> int:
+    def advance(
+        self, before_ms: int, max_event_ms: Sequence[int | None], silent_ms: Sequence[int] = (), gap_ms: int = 0
+    ) -> int:
         """The watermark after a batch.
 
-        `before_ms` is the watermark of the batch, `max_event_ms` the largest event time of each input up to its end.
+        `before_ms` is the watermark of the batch, `max_event_ms` the largest event time of each input up to its end,
+        `silent_ms` the :meth:`silence` of the inputs up to it, and `gap_ms` the time from it to the next one. If all
+        inputs are idle, the largest of their watermarks counts, as if they had become idle one after the other.
         """
         delays = self.delays_ms or [self.delay_ms] * self.inputs
         reached = [
-            time_ms - delay_ms for time_ms, delay_ms in zip(max_event_ms, delays, strict=False) if time_ms is not None
+            None if index >= len(max_event_ms) or (at_ms := max_event_ms[index]) is None else at_ms - delay_ms
+            for index, delay_ms in enumerate(delays)
         ]
-        if len(reached) < self.inputs:
+        silent = self._after_gap(silent_ms, gap_ms)
+        awake = [
+            at_ms
+            for at_ms, own_ms, idle_ms in zip(reached, silent, self._idle, strict=True)
+            if idle_ms is None or own_ms < idle_ms
+        ]
+        known = [at_ms for at_ms in awake or reached if at_ms is not None]
+        if not known or (awake and len(known) < len(awake)):
             return before_ms
-        return max(before_ms, min(reached))
+        return max(before_ms, min(known) if awake else max(known))
+
+    def silence(self, before_ms: Sequence[int], of_subtasks: Iterable[Sequence[int | None]], gap_ms: int) -> list[int]:
+        """For how long each input has had no rows, up to a batch and in processing time; empty if none is ever idle.
+
+        `before_ms` is that of the batch before, `gap_ms` the time since then, and `of_subtasks` has the largest event
+        times in the batch. Of a gap at most half of the time counts after which an input is idle: so a query that was
+        stopped for long does not take the inputs for idle at its start, although a repeated batch must judge alike.
+        """
+        if not self.idle_ms:
+            return []
+        silent = self._after_gap(before_ms, gap_ms)
+        for times in of_subtasks:
+            for index, largest_ms in enumerate(times[: self.inputs]):
+                if largest_ms is not None:
+                    silent[index] = 0
+        return silent
+
+    def _after_gap(self, silent_ms: Sequence[int], gap_ms: int) -> list[int]:
+        """The silence of each input after a gap; that of an input that was not listened to before begins now."""
+        return [
+            0
+            if idle_ms is None or index >= len(silent_ms)
+            else min(silent_ms[index] + max(0, min(gap_ms, -(-idle_ms // 2))), idle_ms)
+            for index, idle_ms in enumerate(self._idle)
+        ]
+
+    @property
+    def _idle(self) -> Sequence[int | None]:
+        return self.idle_ms or [None] * self.inputs
 
     def combine(self, of_subtasks: Iterable[Sequence[int | None]]) -> list[int | None]:
         """The largest event time of each input, over all subtasks and the checkpoint before."""

@@ -57,6 +57,10 @@ class Watermark:
     max_ahead : int, timedelta or str, optional
         How far ahead of its batch's processing time a row may be to move the watermark: milliseconds, a timedelta, or
         words. One with a later event time is handled like any other and does not move it; by default all rows do.
+    idle : int, timedelta or str, or a sequence of them, optional
+        For several inputs, also the two sides of a join: an input without rows for so long in processing time, as
+        milliseconds, a timedelta, or words, does not hold the watermark back until it has rows again. There may be one
+        for each input, None for never. It needs ``Options(heartbeat_s=...)``. By default the watermark waits for all.
 
     Raises
     ------
@@ -69,6 +73,7 @@ class Watermark:
     inputs: int = 1
     input_column: str | None = None
     max_ahead: Duration | None = None
+    idle: Duration | Sequence[Duration | None] | None = None
 
     def __post_init__(self) -> None:
         of_each = list(self.delay) if isinstance(self.delay, (list, tuple)) else [self.delay]
@@ -82,6 +87,16 @@ class Watermark:
         if self.max_ahead is not None:
             ahead_ms = in_milliseconds(self.max_ahead, "The watermark's max_ahead", least=0)
             object.__setattr__(self, "max_ahead", ahead_ms)
+        if isinstance(self.idle, (list, tuple)) and (not self.idle or len(self.idle) != self.inputs):
+            raise ConfigurationError(
+                f"The watermark has {len(self.idle)} values of idle and {self.inputs!r} inputs.",
+                hint="Give one for all inputs, or one for each.",
+            )
+        of_each_idle = list(self.idle) if isinstance(self.idle, (list, tuple)) else [self.idle]
+        idle_ms = tuple(
+            None if idle is None else in_milliseconds(idle, "The watermark's idle") for idle in of_each_idle
+        )
+        object.__setattr__(self, "idle", idle_ms if len(idle_ms) > 1 else idle_ms[0])
         if not is_whole(self.inputs) or self.inputs < 1:
             raise ConfigurationError(f"The watermark's inputs is {self.inputs!r}.", hint="It must be 1 or more.")
         if (self.inputs > 1) != (self.input_column is not None):
@@ -100,6 +115,12 @@ class Watermark:
         """The delay of each input in milliseconds."""
         delays = self.delay if isinstance(self.delay, tuple) else (self.delay,) * self.inputs
         return tuple(int(delay) for delay in delays if isinstance(delay, int))
+
+    @property
+    def idle_of_inputs_ms(self) -> tuple[int | None, ...]:
+        """After how many milliseconds of silence each input is idle; None for never."""
+        given = self.idle if isinstance(self.idle, tuple) else (self.idle,) * self.inputs
+        return tuple(idle if isinstance(idle, int) else None for idle in given)
 
     @property
     def max_ahead_ms(self) -> int | None:

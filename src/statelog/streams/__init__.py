@@ -5,7 +5,8 @@ Each checks the user's arguments and hands them to the packages below. ``statelo
 The life of a keyed stream:
 
 1. `keyed`: ``key_by`` makes a keyed stream of a DataFrame.
-2. `windowed`: ``KeyedStream.window`` cuts the rows of each key into windows, which gives a windowed stream.
+2. `windowed`: ``KeyedStream.window`` cuts the rows of each key into windows, which gives a windowed stream. `joined`:
+   ``KeyedStream.join_interval`` brings the rows of two keyed streams into one.
 3. A method of either stream applies a processor or aggregates: ``spark.plan.keyed_plan`` turns it into an output
    DataFrame.
 4. The user starts this DataFrame as a query like any other. From then on the packages below do the work.

@@ -101,8 +101,14 @@ def _joined_watermark(left: KeyedInput, right: KeyedInput) -> Watermark:
             "join_interval: the watermarks of the two sides have different values of max_ahead.",
             hint="Give both the same one.",
         )
-    delays = [watermark.delay_ms for watermark in found]
-    return Watermark(TIME_COLUMN, delays, inputs=2, input_column=SIDE_COLUMN, max_ahead=found[0].max_ahead_ms)
+    return Watermark(
+        TIME_COLUMN,
+        delay=[watermark.delay_ms for watermark in found],
+        inputs=2,
+        input_column=SIDE_COLUMN,
+        max_ahead=found[0].max_ahead_ms,
+        idle=[watermark.idle_of_inputs_ms[0] for watermark in found],
+    )
 
 
 def _require_no_operator(right: KeyedInput) -> None:
