@@ -134,6 +134,7 @@ _LONGEST = (
     "tests/spark/test_kills.py",
     "tests/spark/dropin/test_same_as_spark.py",
     "tests/spark/",
+    "tests/kafka/",
     "tests/examples/",
     "tests/docs/",
     "tests/model/",

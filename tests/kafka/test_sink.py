@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import statelog
-from tests.kafka.queries import KafkaJob
+from tests.kafka.queries import KafkaJob, read_topics
 from tests.kafka.topics import SentOrders, Topics
 from tests.spark.jobs.draws import replayed
 from tests.spark.support import Order, make_orders, start_driver
@@ -69,7 +69,7 @@ def test_a_batch_is_sent_once_however_often_it_is_delivered(spark: SparkSession,
 
 def test_keys_go_where_those_of_java_s_clients_go(spark: SparkSession, topics: Topics, sinks: Any) -> None:
     places = new_topics(topics)
-    sinks.KafkaSink(*places)(rows_of(spark, ROWS), 0)
+    sinks.KafkaSink(*places, settings={"transaction.timeout.ms": "30000"})(rows_of(spark, ROWS), 0)
     other = topics.create(2)
     rows_of(spark, ROWS).write.format("kafka").option("kafka.bootstrap.servers", topics.address).option(
         "topic", other
@@ -106,14 +106,26 @@ def test_a_delivery_that_failed_between_two_outputs_is_completed(
     sink(rows_of(spark, ROWS, partitions=4), 0)
     assert pairs_in(topics, places[1]) == sorted(ROWS)
     assert len(pairs_in(topics, places[1], "read_uncommitted")) > len(ROWS)
+    assert streamed(spark, topics, places[1], tmp_path, "read_committed") == sorted(ROWS)
+    assert len(streamed(spark, topics, places[1], tmp_path, "read_uncommitted")) > len(ROWS)
     assert [sink.delivered(QUERY, output) for output in range(3)] == [sinks.Delivered(0, 3)] * 3
 
 
-def open_transaction(topics: Topics, transactional_id: str, topic: str, key: str, value: str) -> Any:
+def streamed(spark: SparkSession, topics: Topics, topic: str, folder: Path, isolation: str) -> list[tuple[str, str]]:
+    """Keys and values that a query gets, in order."""
+    found: list[tuple[str, str]] = []
+    records = read_topics(spark, topics.address, (topic,), {"kafka.isolation.level": isolation})
+    pairs = records.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)")
+    writer = pairs.writeStream.foreachBatch(lambda df, _: found.extend(map(tuple, df.collect())))
+    writer.option("checkpointLocation", str(folder / isolation)).trigger(availableNow=True).start().awaitTermination()
+    return sorted(found)
+
+
+def open_transaction(address: str, transactional_id: str, topic: str, key: str, value: str) -> Any:
     """A producer that has sent a record in a transaction that is open."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": topics.address, "transactional.id": transactional_id})
+    producer = Producer({"bootstrap.servers": address, "transactional.id": transactional_id})
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic, key=key, value=value, partition=0)
@@ -125,7 +137,7 @@ def test_an_older_attempt_cannot_commit_once_a_newer_one_has_begun(
     spark: SparkSession, topics: Topics, sinks: Any
 ) -> None:
     places = new_topics(topics, outputs=1)
-    older = open_transaction(topics, f"{places[2]}-{QUERY}-0", places[1], *ROWS[0])
+    older = open_transaction(topics.address, f"{places[2]}-{QUERY}-0", places[1], *ROWS[0])
     sinks.KafkaSink(*places)(rows_of(spark, ROWS), 0)
     with pytest.raises(Exception, match="fenced"):
         older.commit_transaction(30)
@@ -137,14 +149,25 @@ def test_a_batch_behind_an_open_transaction_of_another_query_is_found(
 ) -> None:
     """A reader of committed records does not get it before that transaction has ended."""
     places = new_topics(topics, outputs=1)
-    other = open_transaction(topics, "another-query", places[2], "another-query", '{"batch": 7, "outputs": 1}')
-    writer = sinks.KafkaSink(*places)
-    threading.Timer(2.0, other.abort_transaction, [30]).start()
-    writer(rows_of(spark, ROWS), 0)
-    other = open_transaction(topics, "a-third-query", places[2], "a-third-query", '{"batch": 7, "outputs": 1}')
-    writer(rows_of(spark, []), 1)
-    threading.Timer(2.0, other.commit_transaction, [30]).start()
-    writer(rows_of(spark, ROWS), 0)
+    address, _, control = places
+
+    class Crossed(sinks.KafkaSink):  # type: ignore[misc]
+        def delivered(self, query: str, output: int, *, wait: bool = False) -> Any:
+            """The other transaction begins when the control topic has been read, and stays open."""
+            found = super().delivered(query, output, wait=wait)
+            if wait:
+                open_transaction(address, "another-query", control, "another-query", '{"batch": 7, "outputs": 1}')
+            return found
+
+    def abort() -> None:
+        open_transaction(address, "another-query", control, "another-query", "").abort_transaction(30)
+
+    Crossed(*places)(rows_of(spark, ROWS), 0)
+    assert sinks.KafkaSink(*places).delivered(QUERY, 0) is None
+    later = threading.Timer(2.0, abort)
+    later.start()
+    sinks.KafkaSink(*places)(rows_of(spark, ROWS), 0)
+    later.join()
     assert pairs_in(topics, places[1]) == sorted(ROWS)
 
 
@@ -152,7 +175,7 @@ def test_a_batch_is_found_behind_many_others(spark: SparkSession, topics: Topics
     places = new_topics(topics, outputs=1)
     sink = sinks.KafkaSink(*places)
     sink(rows_of(spark, ROWS), 5)
-    other = open_transaction(topics, "another-query", places[2], "another-query", '{"batch": 7, "outputs": 1}')
+    other = open_transaction(topics.address, "another-query", places[2], "another-query", '{"batch": 7, "outputs": 1}')
     for _ in range(5000):
         other.produce(places[2], key="another-query", value='{"batch": 7, "outputs": 1}', partition=0)
         other.poll(0)
