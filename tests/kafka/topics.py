@@ -48,9 +48,10 @@ class Topics:
         self.address = address
         self._clients = jvm.org.apache.kafka.clients
         self._admin = self._clients.admin.AdminClient.create(self._settings())
-        self._producer = self._clients.producer.KafkaProducer(
-            self._settings({"key.serializer": f"{_STRING}Serializer", "value.serializer": f"{_STRING}Serializer"})
-        )
+        # The broker may refuse the first request for a new topic and take the next: the first is out of sequence then.
+        in_turn = {"max.in.flight.requests.per.connection": "1"}
+        strings = {"key.serializer": f"{_STRING}Serializer", "value.serializer": f"{_STRING}Serializer"}
+        self._producer = self._clients.producer.KafkaProducer(self._settings({**in_turn, **strings}))
         self._names = itertools.count(1)
 
     def close(self) -> None:
