@@ -100,7 +100,7 @@ def operator_charts(one: OperatorModel) -> list[Chart]:
             is_whole=True,
         )
     )
-    # The log has it as long as it has all that was retained then; a running query's driver has measured it.
+    # The log tells it as long as it has all that was retained then; a running query's driver has measured it.
     charts.append(
         bar_chart(
             "Space amplification" if one.metrics else "Storage overhead",
