@@ -297,16 +297,7 @@ def test_runs_of_another_parallelism_are_removed(engine: Engine) -> None:
     assert not old.exists()
 
 
-def test_several_tasks_may_remove_the_runs_of_another_parallelism(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remove = shutil.rmtree
-
-    def remove_twice(path: Path, **arguments: Any) -> None:
-        remove(path)
-        remove(path, **arguments)
-
-    monkeypatch.setattr(shutil, "rmtree", remove_twice)
+def test_the_runs_of_another_parallelism_are_removed(engine: Engine) -> None:
     old = local_folder(engine).parent
     engine.start(2, 4)
     engine.run_commands(4, 0, [])

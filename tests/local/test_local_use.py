@@ -8,6 +8,7 @@ import shutil
 import stat
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -74,6 +75,19 @@ def test_the_directories_of_another_parallelism_are_removed(tmp_path: Path, monk
     )
     remove_other_parallelisms(own / "1")
     assert names(tmp_path / "operator") == ["2"]
+
+
+def test_several_tasks_may_remove_the_directories_of_another_parallelism(tmp_path: Path) -> None:
+    for subtask in range(20):
+        use(tmp_path / "3" / str(subtask), 7)
+    use(tmp_path / "4" / "0", 8)
+    with ThreadPoolExecutor(4) as pool:
+        removals = [pool.submit(remove_other_parallelisms, tmp_path / "4" / str(subtask)) for subtask in range(4)]
+    for removal in removals:
+        removal.result()
+    assert names(tmp_path / "4") == ["0", "0.used"]
+    remove_other_parallelisms(tmp_path / "4" / "0")  # each may have left to another what that one had locked
+    assert names(tmp_path) == ["4"]
 
 
 def test_the_directory_of_a_running_task_of_another_parallelism_stays(tmp_path: Path) -> None:
