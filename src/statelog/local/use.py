@@ -99,9 +99,9 @@ def remove_other_parallelisms(directory: Path) -> None:
     own = directory.parent
     for other in own.parent.glob("*"):
         if other != own:
-            for used_file in other.glob(f"*{_SUFFIX}"):
-                _remove_if(used_file, lambda used: True)
-            with suppress(OSError):  # a task runs there, or another one was faster
+            with suppress(OSError):  # a task runs there, or another one removes it, too
+                for used_file in other.glob(f"*{_SUFFIX}"):
+                    _remove_if(used_file, lambda used: True)
                 other.rmdir()
 
 
