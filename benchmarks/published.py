@@ -108,7 +108,7 @@ def _value(figure: Figure, found: Any) -> float:
 
 # ---- The plot ----
 
-_ROWS: Final = {"20k": "20,000"}
+_ROWS: Final = {"20k": "20,000", "200k": "200,000"}
 _SIDES: Final = {"statelog": "count.{}", "Spark's transformWithState": "count.{}.spark"}
 _COLORS: Final = ("#2da44e", "#8c959f")
 _WIDTH, _LEFT, _BAR = 640, 210, 22
