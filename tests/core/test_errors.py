@@ -74,7 +74,7 @@ def traced(error: Exception) -> str:
         try:
             raise KeyError("first")
         except KeyError:
-            raise error  # noqa: B904
+            raise error  # noqa: B904  # a traceback of two exceptions, without `from`
     except Exception as caught:
         text = "".join(traceback.format_exception(caught))
     return f"[FOREACH_BATCH_USER_FUNCTION_ERROR] x: Return Message: {text} SQLSTATE: 39000\n\tat org.apache.Task.run\n"
@@ -89,7 +89,7 @@ def test_a_failure_is_one_line() -> None:
     assert failure_in_text(traced(ValueError("the sink\x1b[31m is full: 5\nand more"))) == (
         "ValueError: the sink\\x1b[31m is full: 5"
     )
-    assert failure_in_text(traced(TooFull())).endswith(name)  # type: ignore[union-attr]
+    assert str(failure_in_text(traced(TooFull()))).endswith(name)
     assert failure_in_text(raised(FencedError("gone\nnow.", hint="Stop.")) + traced(ValueError("x"))) == (
         "FencedError: gone now. Hint: Stop. [newer-epoch]"
     )

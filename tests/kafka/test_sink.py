@@ -87,7 +87,7 @@ def test_a_delivery_that_failed_between_two_outputs_is_completed(
 ) -> None:
     places, marker = new_topics(topics), tmp_path / "marker"
 
-    class Failing(sinks.KafkaSink):  # type: ignore[misc]
+    class Failing(sinks.KafkaSink):  # type: ignore[misc]  # of a module that may be missing
         def commit(self, producer: Any, output: int) -> None:
             if output == 1:
                 producer.flush()
@@ -151,7 +151,7 @@ def test_a_batch_behind_an_open_transaction_of_another_query_is_found(
     places = new_topics(topics, outputs=1)
     address, _, control = places
 
-    class Crossed(sinks.KafkaSink):  # type: ignore[misc]
+    class Crossed(sinks.KafkaSink):  # type: ignore[misc]  # as above
         def delivered(self, query: str, output: int, *, wait: bool = False) -> Any:
             """The other transaction begins when the control topic has been read, and stays open."""
             found = super().delivered(query, output, wait=wait)
@@ -181,7 +181,7 @@ def test_a_batch_is_found_behind_many_others(spark: SparkSession, topics: Topics
         other.poll(0)
     other.commit_transaction(30)
     assert sink.delivered(QUERY, 0) == sinks.Delivered(5, 1)
-    assert sink.delivered("nobody", 0) is None
+    assert sink.delivered("a-query-without-batches", 0) is None
 
 
 def test_control_topics_that_forget_or_divide_otherwise_are_refused(

@@ -131,7 +131,7 @@ def test_an_idle_input_does_not_hold_it_back(
             heard = max((at for at, batch in enumerate(before) if batch[1 + index] is not None), default=0)
             gaps = [gap for gap, *_ in batches[heard + 1 : number + 1]]
             seen = [batch[1 + index] for batch in before if batch[1 + index] is not None]
-            largest.append(max(seen, default=None))  # type: ignore[type-var]
+            largest.append(max(seen, default=None))  # type: ignore[type-var]  # of numbers only
             if own_ms is None or sum(min(gap, (own_ms + 1) // 2) for gap in gaps) < own_ms:
                 awake.append(largest[-1])
         known = [time_ms for time_ms in awake or largest if time_ms is not None]
