@@ -141,12 +141,19 @@ def test_a_start_whose_claim_failed_does_not_take_the_log_from_a_newer_one(
     with pytest.raises(StorageError):
         older.claim(make_claim("older"))
     newer.claim(make_claim("newer"))
-    newest = make_log(LocalStore(tmp_path))
-    if when == "before":
-        newest.claim(make_claim("newest"))  # the number that it tried is another's: then who is newer is not known
     with pytest.raises(FencedError, match="another run has claimed it since this one first tried to"):
         older.claim(make_claim("older"))
-    append(newest if when == "before" else newer, "newest", 4 if when == "before" else 3, 0)
+    append(newer, "newer", 2 if when == "before" else 3, 0)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_start_whose_claim_failed_claims_again(tmp_path: Path, when: Literal["before", "after"]) -> None:
+    make_log(LocalStore(tmp_path)).claim(make_claim("before"))
+    log = make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("put_if_absent", call=1, when=when)))
+    with pytest.raises(StorageError):
+        log.claim(make_claim("again"))
+    log.claim(make_claim("again"))
+    append(log, "again", 2 if when == "before" else 3, 0)
 
 
 def test_a_claim_fails_if_the_store_does(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from statelog.coordinator.admission import stale_run
 from statelog.coordinator.batch import BatchTime
 from statelog.coordinator.coordinator import Coordinator
 from statelog.history.query_history import QueryHistory
+from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.metrics import Measurements
 from statelog.options import Options
@@ -70,10 +71,14 @@ class Driver:
         self._run_id = run_id
         self._roster: Roster = {}
         self._lock = threading.Lock()
+        self._log: NumberedLog | None = None
         self._coordinator: Coordinator | None = None
 
     def start(self, first_batch: int, roster: Roster) -> None:
-        """Begin a start of the query with a batch; as in a query its first task opens the coordinator."""
+        """Begin a start of the query with a batch; as in a query its first task opens the coordinator.
+
+        If it cannot, the next one tries again, with the same log.
+        """
         self._roster = roster
 
     def handle(self, request: TaskRequest, payload: bytes) -> Reply:
@@ -115,6 +120,7 @@ class Driver:
     def _made(self) -> Coordinator:
         around = self._surroundings
         store = around.open_store(around.location)
+        self._log = self._log or open_log(store, around.options, around.clock)
         return Coordinator(
             [
                 replace(
@@ -124,7 +130,7 @@ class Driver:
             ],
             store=store,
             location=around.location,
-            log=open_log(store, around.options, around.clock),
+            log=self._log,
             options=around.options,
             clock=around.clock,
             new_token=around.new_token,

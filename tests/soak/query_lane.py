@@ -183,8 +183,17 @@ class QueryLife:
             self._end_former(self._former.pop(), in_order=False)
 
     def _cut_off(self, batch: int, job: Job | None = None, busy: Mapping[Remote, Task] | None = None) -> None:
-        """Spark loses the driver and its workers, which continue: a newer start takes over beside them."""
+        """Spark loses the driver and its workers, which continue: a newer start takes over beside them.
+
+        One that has not tried to claim the log yet is killed: if it did so later, nothing would show that it is older.
+        """
         if self._driver is None or self._run is None:
+            return
+        try:
+            if not self._of_driver("has_claimed"):
+                self._lose()
+                return
+        except DriverDied:
             return
         workers = {worker: (busy or {}).get(worker) for worker in self._workers.values()}
         self._former.append(Former(self._run, self._query, self._port, self._driver, workers, batch, job))

@@ -87,6 +87,7 @@ class QueryDriver:
         self._start_s = clock_start_s
         self._tokens = itertools.count()
         self._run = 0
+        self._has_claimed = False
         self._driver: Driver | None = None
         self._stores: list[Store] = []
         self._server = RpcServer("127.0.0.1", 0, _WORDS, self._call)
@@ -94,7 +95,7 @@ class QueryDriver:
     def start(self, run: QueryRun, now_s: float, ahead_s: float, harm: Harm) -> int:
         """Start the query, and return the port that its tasks call."""
         self.begin(now_s, ahead_s, harm)
-        self._run, self._driver = run.number, None
+        self._run, self._driver, self._has_claimed = run.number, None, False
         options = make_options(observer=self._harmed, **run.options)
         around = surroundings(self._notes, options, self._shifted, self._opened, self._new_token)
         driver = Driver(around, run_id_of(run.number))
@@ -107,6 +108,10 @@ class QueryDriver:
         self._harmed.begin(harm)
         self._shifted.ahead_s = ahead_s
         self._clock.advance(self._start_s + now_s - self._clock.now_s())
+
+    def has_claimed(self) -> bool:
+        """Whether the start has at least tried to claim the log, for which it has made a token."""
+        return self._has_claimed
 
     def stop(self, harm: Harm) -> None:
         """End the start in good order."""
@@ -129,6 +134,7 @@ class QueryDriver:
         return store
 
     def _new_token(self) -> bytes:
+        self._has_claimed = True
         return f"{self._run}-{next(self._tokens)}".rjust(16).encode()
 
 

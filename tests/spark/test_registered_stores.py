@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
-from statelog import ConfigurationError
+from statelog import ConfigurationError, FencedError, Options, StorageError, Tuning
+from statelog.clock import SystemClock
+from statelog.log.entry import Claim
+from statelog.log.open import open_log
 from statelog.spark.worker.worker import with_stores
 from statelog.storage import LocalStore, open_store
 from tests.spark.support import Job, ledger_model, make_orders
@@ -61,6 +65,50 @@ def test_a_savepoint_in_a_registered_store(spark: SparkSession, tmp_path: Path) 
     job.add(orders[2:])
     other.run(other.ledger(spark, 3))
     assert other.results() == {2: ledger_model(orders)[2]}
+
+
+class LostAnswers(KeptStore):
+    """The answer to the first claim that is stored in it is lost."""
+
+    lost = 0
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        is_absent = super().put_if_absent(name, data)
+        if name.startswith("log/") and not LostAnswers.lost:
+            LostAnswers.lost += 1
+            raise StorageError("the answer was lost")
+        return is_absent
+
+
+@pytest.mark.parametrize("is_newer", [False, True], ids=["alone", "superseded"])
+def test_a_start_whose_first_task_could_not_claim_remembers_that_it_tried(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_newer: bool
+) -> None:
+    """It must not take the location from a start that has claimed it since."""
+    monkeypatch.setattr(LostAnswers, "lost", 0)
+    statelog.register_store("lost", LostAnswers)
+    location = f"lost:{tmp_path}/state"
+    job = replace(Job(tmp_path), location=location).add(make_orders(1, seed=94))
+    options = Options(tuning=Tuning(upload_attempts=1))
+
+    def save(df: DataFrame, batch: int) -> None:
+        with pytest.raises(Exception, match="the answer was lost"):
+            df.collect()
+        if is_newer:
+            log = open_log(KeptStore(location), Options(), SystemClock())
+            log.claim(lambda epoch: Claim(epoch, "query", "run", bytes(16), 0))
+        job.save(df, batch)
+
+    query = job.start(job.ledger(spark, 1, options), save)
+    if not is_newer:
+        query.awaitTermination()
+        job.require_exact()
+        return
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination()
+    error = statelog.error_of(query)
+    assert isinstance(error, FencedError), error
+    assert "since this one first tried to" in error.message
 
 
 class Count(StatefulProcessor):

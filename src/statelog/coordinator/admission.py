@@ -147,8 +147,9 @@ def _missing(query: QueryHistory, batch: int, name: str) -> StateMissingError:
         return StateMissingError(
             f"{name}: Spark wants to run batch {batch}, which needs checkpoint {batch - 1}, but the oldest that is"
             f" retained is checkpoint {oldest.batch}.",
-            hint="Was Spark's checkpoint restored from an older copy? Use the newer one, or restore the location from a"
-            " copy of the same time. Options(retained_checkpoints=...) keeps more.",
+            hint="Is the query running elsewhere? Then stop this start of it. Was Spark's checkpoint restored from an"
+            " older copy? Use the newer one, or restore the location from a copy of the same time."
+            " Options(retained_checkpoints=...) keeps more.",
         )
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
     hint = (

@@ -123,7 +123,7 @@ class NumberedLog:
         self._is_in_doubt = False
         self._is_used = False
         self._lost = "it has not claimed it"
-        self._tried_epoch: int | None = None
+        self._tried: Claim | None = None
         self._looked_s = (0.0, 0.0)
         # The log files that this start knows of: a dictionary is in order, and quick to remove from.
         self._existing: dict[int, None] = {}
@@ -153,22 +153,23 @@ class NumberedLog:
         `make` makes the claim of an epoch from its number; it is called again if another start takes the number. Raises
         CorruptionError as :meth:`read`, FencedError if a still newer start has claimed the log meanwhile, or since an
         earlier call that failed, and StorageError if the store fails; the claim may then exist or not, and claiming
-        again is safe.
+        again is safe, with this very log: another one does not know what was tried.
         """
-        tried, self._lost, self._is_in_doubt = self._tried_epoch, "its claim failed", False
+        tried, self._lost, self._is_in_doubt = self._tried, "its claim failed", False
         while True:
             looked_s = self._now_s()
             newest = max(self._files(), default=0)
-            epoch = self._epoch_of(newest)
-            if epoch is None:
+            head = self._first_entry(newest) if newest else None
+            if newest and head is None:
                 continue
-            if tried is not None and epoch > tried:
+            epoch = 0 if head is None else head.epoch
+            if tried is not None and epoch >= tried.epoch and head != tried:
                 self._lose("another run has claimed it since this one first tried to")
             if newest and self._store.can_append:
                 # Its maker may not have made its name durable yet: after a crash the claim must not stand without it.
                 self._store.sync(self.name_of(newest), start=0, end=0)
             claim = make(epoch + 1)
-            self._tried_epoch = claim.epoch
+            self._tried = claim
             frame = b"".join(encode_frame(claim, []))
             if self._store.put_if_absent(self.name_of(newest + 1), frame):
                 break
@@ -427,10 +428,8 @@ class NumberedLog:
             raise damaged_log(name, f"its {size} bytes are not a whole number of log entries")
         return [frame.entry for frame in frames], (frames[-2].end if len(frames) > 1 else 0, end)
 
-    def _epoch_of(self, number: int) -> int | None:
-        """The epoch of a file; None if it was removed meanwhile, 0 for no file."""
-        if not number:
-            return 0
+    def _first_entry(self, number: int) -> Entry | None:
+        """The first entry of a file; None if it was removed meanwhile."""
         name = self.name_of(number)
         try:
             frame = FrameReader(self._store, name).frame_at(0, self._store.size_bytes(name))
@@ -442,7 +441,7 @@ class NumberedLog:
             raise CorruptionError(
                 f"{name}: the file does not begin with a complete log entry.", hint="Restore the file from a copy."
             )
-        return frame.entry.epoch
+        return frame.entry
 
     def _files(self) -> dict[int, ObjectInfo]:
         found = {

@@ -24,10 +24,8 @@ from statelog.errors import (
     error_in_text,
     failure_in_text,
 )
-from statelog.log.open import (
-    open_log,
-    open_retrying_store,
-)
+from statelog.log.numbered import NumberedLog
+from statelog.log.open import open_log, open_retrying_store
 from statelog.log_fields import LogFields, get_logger, in_background, log_fields
 from statelog.metrics import Measurements
 from statelog.rpc.calls import RpcServer
@@ -44,6 +42,7 @@ from statelog.spark.driver.query_session import check_file_sink, lift_byte_limit
 from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.spark.source.clock_source import CLOCK_SOURCE
 from statelog.storage import LocalStore
+from statelog.storage.links import LinkedStore
 from statelog.storage.open import check_put_if_absent
 
 _log = get_logger(__name__)
@@ -71,13 +70,33 @@ class RunningQuery:
     coordinator: Coordinator
 
 
+@dataclass(frozen=True)
+class _Start:
+    """One start of a query; every attempt to open its coordinator uses this log, which knows what it tried to claim."""
+
+    planned: PlannedQuery
+    store: LinkedStore
+    log: NumberedLog
+    measurements: Measurements
+    totals: Sequence[OperatorTotals]
+
+
 @dataclass
 class _Slot:
-    """Holds the coordinator of a query; the query's next start replaces it."""
+    """Holds the newest start of a query, and its coordinator once a task could open it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     run_id: str = ""
+    start: _Start | None = None
     coordinator: Coordinator | None = None
+
+    def clear(self) -> None:
+        """Give up a start that is over."""
+        if self.coordinator is not None:
+            self.coordinator.close()
+        elif self.start is not None:
+            self.start.log.close()
+        self.start = self.coordinator = None
 
 
 class Endpoint:
@@ -253,29 +272,22 @@ class Endpoint:
 
     def _open(self, slot: _Slot, plan: OperatorPlan, task: TaskId) -> None:
         """Open a start of a query with its first task, one of the operator `plan`."""
-        query = internals.find_query(plan.session, task.query_id, task.run_id)
-        internals.require_synchronous_progress(query)
-        if slot.coordinator is not None:
-            slot.coordinator.close()
-            slot.coordinator = None
-        planned = PlannedQuery(query, self._plans_of(query))
-        options, location = planned.options, planned.location
-        measurements = Measurements()
-        store = open_retrying_store(location, options, self._clock, measurements)
-        if not isinstance(store.own, LocalStore) and location not in self._checked:
-            check_put_if_absent(store)
-            self._checked.add(location)
-        totals = [process_totals().begin(task.query_id, one.uid) for one in planned.plans]
+        if slot.start is None or slot.run_id != task.run_id:
+            start = self._begin(plan, task)  # first: it refuses a task of an earlier start
+            slot.clear()
+            slot.run_id, slot.start = task.run_id, start
+        planned, store = slot.start.planned, slot.start.store
+        query, options = planned.query, planned.options
         coordinator = Coordinator(
-            planned.roster(totals),
+            planned.roster(slot.start.totals),
             store=store,
-            location=location,
-            log=open_log(store.own, options, self._clock),
+            location=planned.location,
+            log=slot.start.log,
             options=options,
             clock=self._clock,
             new_token=lambda: secrets.token_bytes(16),
             batch_time=lambda batch: internals.batch_time(query, batch),
-            measurements=measurements,
+            measurements=slot.start.measurements,
             deletes_in_background=True,
             slots=plan.session.sparkContext.defaultParallelism,
         )
@@ -289,11 +301,24 @@ class Endpoint:
             identities={uid: stored.identity for uid, stored in initial.items()},
             keeps=planned.keeps(task.batch, store),
         )
-        slot.run_id, slot.coordinator = task.run_id, coordinator
+        slot.coordinator = coordinator
         with self._lock:  # Not earlier: if it could not be stored, every subtask must find the reason here.
             for one in with_initial:
                 self._initial_outcomes.pop((task.run_id, one.instance), None)
-        self._close_at_end(planned, coordinator, totals)
+        self._close_at_end(planned, coordinator, slot.start.totals)
+
+    def _begin(self, plan: OperatorPlan, task: TaskId) -> _Start:
+        query = internals.find_query(plan.session, task.query_id, task.run_id)
+        internals.require_synchronous_progress(query)
+        planned = PlannedQuery(query, self._plans_of(query))
+        options, location = planned.options, planned.location
+        measurements = Measurements()
+        store = open_retrying_store(location, options, self._clock, measurements)
+        if not isinstance(store.own, LocalStore) and location not in self._checked:
+            check_put_if_absent(store)
+            self._checked.add(location)
+        totals = [process_totals().begin(task.query_id, one.uid) for one in planned.plans]
+        return _Start(planned, store, open_log(store.own, options, self._clock), measurements, totals)
 
     def _close_at_end(self, planned: PlannedQuery, coordinator: Coordinator, totals: Sequence[OperatorTotals]) -> None:
         query = planned.query
