@@ -163,7 +163,8 @@ class NumberedLog:
             if newest and head is None:
                 continue
             epoch = 0 if head is None else head.epoch
-            if tried is not None and epoch >= tried.epoch and head != tried:
+            # Its own epoch may be another run's, unless the claim is known to have been made.
+            if tried is not None and (epoch > tried.epoch or (epoch == tried.epoch > self.epoch and head != tried)):
                 self._lose("another run has claimed it since this one first tried to")
             if newest and self._store.can_append:
                 # Its maker may not have made its name durable yet: after a crash the claim must not stand without it.
