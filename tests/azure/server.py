@@ -9,12 +9,13 @@ import queue
 import re
 import shutil
 import subprocess
-import tempfile
 import threading
 from contextlib import closing
 from email.utils import formatdate
 from http.client import HTTPConnection
-from typing import Final, Self
+from typing import Final
+
+from tests.servers import LocalServer
 
 CONTAINER: Final = "statelog-tests"
 """The container of the tests."""
@@ -31,25 +32,13 @@ def missing_programs() -> list[str]:
     return [name for name in (_PROGRAM, "setpriv") if shutil.which(name) is None]
 
 
-class Azurite:
-    """A server on loopback, whose data is gone when it stops; its process is a child of this one and ends with it."""
+class Azurite(LocalServer):
+    """A server on loopback, whose data is gone when it stops."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._directory = tempfile.mkdtemp(prefix="azurite-")
+        super().__init__("azurite")
         self.address = ""
         """Where it listens."""
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -76,27 +65,16 @@ class Azurite:
             if answer.status != 201:
                 raise RuntimeError(f"Azurite has made no container: {answer.status} {answer.read()!r}")
 
-    def stop(self) -> None:
-        """Kill its process and remove its directory."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        shutil.rmtree(self._directory, ignore_errors=True)
-
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            (
-                *("setpriv", "--pdeathsig", "KILL", _PROGRAM, "--blobHost", "127.0.0.1", "--blobPort", "0"),
-                *("--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck"),
-            ),
-            cwd=self._directory,
-            stdin=subprocess.DEVNULL,
+        process = self._spawn(
+            *(_PROGRAM, "--blobHost", "127.0.0.1", "--blobPort", "0"),
+            *("--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck"),
+            cwd=self.directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        output = self._process.stdout
+        output = process.stdout
         assert output is not None
         lines: queue.Queue[str] = queue.Queue()
 

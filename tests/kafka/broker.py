@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import socket
 import subprocess
-import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from tests.kafka.jars import broker_class_path
+from tests.servers import LocalServer, free_ports
 
 _START_S: Final = 90.0
 _POLL_S: Final = 0.05
@@ -52,43 +51,23 @@ def _find(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([*homes, os.environ.get("PATH", "")]))
 
 
-class KafkaBroker:
-    """A broker whose data is gone when it stops; its process is a child of this one and ends with it."""
+class KafkaBroker(LocalServer):
+    """A broker whose data is gone when it stops."""
 
     def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="kafka-"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log = self._directory / "broker.log"
-        self._port, self._controller_port = _free_ports(2)
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        super().__init__("kafka")
+        self._log = self.directory / "broker.log"
+        self._port, self._controller_port = free_ports(2)
 
     @property
     def address(self) -> str:
         """Where it listens: ``kafka.bootstrap.servers``."""
         return f"127.0.0.1:{self._port}"
 
-    def stop(self) -> None:
-        """Kill its process and remove its directory."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        shutil.rmtree(self._directory, ignore_errors=True)
-
     def _start(self) -> None:
-        settings = self._directory / "server.properties"
+        settings = self.directory / "server.properties"
         settings.write_text(
-            _SETTINGS.format(port=self._port, controller_port=self._controller_port, directory=self._directory)
+            _SETTINGS.format(port=self._port, controller_port=self._controller_port, directory=self.directory)
         )
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         with self._log.open("wb") as log:
@@ -101,15 +80,9 @@ class KafkaBroker:
                 check=True,
                 timeout=_START_S,
             )
-            self._process = subprocess.Popen(
-                ("setpriv", "--pdeathsig", "KILL", *self._java("kafka.Kafka", str(settings))),
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            self._spawn(*self._java("kafka.Kafka", str(settings)), env=self._environment(), stdout=log, stderr=log)
         deadline_s = time.monotonic() + _START_S
-        while time.monotonic() < deadline_s and self._process.poll() is None:
+        while time.monotonic() < deadline_s and self.is_running:
             if _STARTED in self._log.read_text(errors="replace"):
                 return
             time.sleep(_POLL_S)
@@ -121,14 +94,3 @@ class KafkaBroker:
     def _environment(self) -> dict[str, str]:
         """Without the options of the tests' other JVMs, which have other classes."""
         return {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [free.getsockname()[1] for free in sockets]
-    finally:
-        for free in sockets:
-            free.close()

@@ -16,15 +16,15 @@ _OLDEST_SPARK: Final = (4, 2)
 """The connector is of this version, and a newer Spark can load it."""
 
 
-def missing_jars() -> str:
+def missing_jars(folder: Path = FOLDER, checksums: Path = CHECKSUMS, spark: str = pyspark.__version__) -> str:
     """Why there is no Kafka for tests; empty if every jar is there, with its checksum, and no other."""
-    if tuple(map(int, pyspark.__version__.split(".")[:2])) < _OLDEST_SPARK:
+    if tuple(map(int, spark.split(".")[:2])) < _OLDEST_SPARK:
         return "the connector needs Spark 4.2"
-    lines = [line.split() for line in CHECKSUMS.read_text().splitlines()]
+    lines = [line.split() for line in checksums.read_text().splitlines()]
     expected = {name: checksum for checksum, name in lines}
-    if not FOLDER.is_dir():
+    if not folder.is_dir():
         return "its jars are missing"
-    found = {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*") if not path.is_dir()}
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     for name in sorted(expected.keys() | found.keys()):
         if name not in found:
             return f"{name} is missing"

@@ -11,29 +11,29 @@ from tests.kafka import jars
 
 
 @pytest.fixture(name="folder")
-def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the two jars that are listed."""
+def make_folder(tmp_path: Path) -> Path:
+    """A folder with two jars, beside the list of them."""
     folder, listed = tmp_path / "kafka", []
     for name in ("broker/one.jar", "connector/two.jar"):
         path = folder / name
         path.parent.mkdir(parents=True)
         path.write_bytes(name.encode())
         listed.append(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}\n")
-    checksums = tmp_path / "checksums.sha256"
-    checksums.write_text("".join(listed))
-    monkeypatch.setattr(jars, "CHECKSUMS", checksums)
-    monkeypatch.setattr(jars, "FOLDER", folder)
-    monkeypatch.setattr("pyspark.__version__", "4.3.0")
+    (tmp_path / "checksums.sha256").write_text("".join(listed))
     return folder
 
 
-def test_jars_that_are_all_there_are_the_session_s(folder: Path) -> None:
-    assert jars.missing_jars() == ""
-    assert jars.connector_settings() == {"spark.jars": str(folder / "connector" / "two.jar")}
+def missing(folder: Path, spark: str = "4.3.0") -> str:
+    return jars.missing_jars(folder, folder.parent / "checksums.sha256", spark)
+
+
+def test_nothing_is_missing_if_the_listed_jars_are_there(folder: Path) -> None:
+    assert missing(folder) == ""
+    assert missing(folder, "4.2.1") == ""
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "missing"),
+    ("name", "content", "reason"),
     [
         ("broker/one.jar", None, "broker/one.jar is missing"),
         ("broker/one.jar", b"broker/one.jaR", "broker/one.jar has another checksum"),
@@ -41,22 +41,18 @@ def test_jars_that_are_all_there_are_the_session_s(folder: Path) -> None:
     ],
 )
 def test_a_jar_too_few_too_many_or_changed_is_named(
-    folder: Path, name: str, content: bytes | None, missing: str
+    folder: Path, name: str, content: bytes | None, reason: str
 ) -> None:
     if content is None:
         (folder / name).unlink()
     else:
         (folder / name).write_bytes(content)
-    assert jars.missing_jars() == missing
-    assert jars.connector_settings() == {}
+    assert missing(folder) == reason
 
 
-def test_without_a_folder_or_with_an_older_spark_there_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark.__version__", "4.1.4")
-    assert jars.missing_jars() == "the connector needs Spark 4.2"
-    monkeypatch.setattr("pyspark.__version__", "4.2.1")
-    monkeypatch.setattr(jars, "FOLDER", folder / "nowhere")
-    assert jars.missing_jars() == "its jars are missing"
+def test_without_a_folder_or_with_an_older_spark_there_is_none(folder: Path) -> None:
+    assert missing(folder, "4.1.4") == "the connector needs Spark 4.2"
+    assert missing(folder.with_name("nowhere")) == "its jars are missing"
 
 
 def test_every_version_in_the_list_is_in_the_pom_or_comes_with_it() -> None:

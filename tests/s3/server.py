@@ -6,17 +6,17 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 import urllib.request
 import uuid
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import obstore
 from obstore.store import S3Store
+
+from tests.servers import LocalServer, free_ports
 
 PROGRAMS: Final = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph", "ceph-authtool", "monmaptool", "setpriv")
 
@@ -74,10 +74,8 @@ def missing_programs() -> list[str]:
     return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
-class RadosGateway:
+class RadosGateway(LocalServer):
     """An S3 server on loopback, whose data is gone when it stops.
-
-    Its processes are children of this one and end with it, also if it is killed.
 
     Parameters
     ----------
@@ -86,22 +84,9 @@ class RadosGateway:
     """
 
     def __init__(self, memory_bytes: int = 4 << 30) -> None:
-        # Not in pytest's temporary directories, whose names can be too long for what Ceph makes there.
-        self._directory = Path(tempfile.mkdtemp(prefix="s3-server-"))
-        self._processes: list[subprocess.Popen[bytes]] = []
+        super().__init__("s3-server")
         self._memory_bytes = memory_bytes
-        self._monitor_port, self._port = _free_ports(2)
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._monitor_port, self._port = free_ports(2)
 
     @property
     def address(self) -> str:
@@ -133,16 +118,8 @@ class RadosGateway:
             urllib.request.Request(address, data=b"", method="PUT"), timeout=_START_S
         ).close()
 
-    def stop(self) -> None:
-        """Kill its processes and remove its directory."""
-        while self._processes:
-            process = self._processes.pop()
-            process.kill()
-            process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
     def _start(self) -> None:
-        directory = self._directory
+        directory = self.directory
         fsid, osd = uuid.uuid4(), uuid.uuid4()
         for folder in ("mon", "osd", "rgw"):
             (directory / folder).mkdir()
@@ -163,40 +140,31 @@ class RadosGateway:
         monitor = f"[v2:127.0.0.1:{self._monitor_port}]"
         self._run("monmaptool", "--create", "--addv", "a", monitor, "--fsid", str(fsid), "monmap")
         self._run("ceph-mon", "-i", "a", "--mkfs", "--monmap", "monmap", "--keyring", "keyring")
-        self._spawn("ceph-mon", "-f", "-i", "a")
+        self._launch("ceph-mon", "-f", "-i", "a")
         self._wait_for(self._monitor_port)
         self._run("ceph", "osd", "new", str(osd))
         self._run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", str(osd))
-        self._spawn("ceph-osd", "-f", "-i", "0")
+        self._launch("ceph-osd", "-f", "-i", "0")
         keys = ("--access-key", _ACCESS_KEY, "--secret-key", _SECRET_KEY)
         self._run("radosgw-admin", "user", "create", "--uid", "test", "--display-name", "test", *keys)
-        self._spawn("radosgw", "-f", "-n", "client.admin")
+        self._launch("radosgw", "-f", "-n", "client.admin")
         self._wait_for(self._port)
 
     def _run(self, *command: str) -> None:
         done = subprocess.run(
-            command, cwd=self._directory, env=self._own_environment(), capture_output=True, text=True, timeout=_START_S
+            command, cwd=self.directory, env=self._own_environment(), capture_output=True, text=True, timeout=_START_S
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}\n{self._logs()}")
 
-    def _spawn(self, *command: str) -> None:
-        with open(self._directory / "output.log", "ab") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    ("setpriv", "--pdeathsig", "KILL", *command),
-                    cwd=self._directory,
-                    env=self._own_environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                )
-            )
+    def _launch(self, *command: str) -> None:
+        with open(self.directory / "output.log", "ab") as output:
+            self._spawn(*command, cwd=self.directory, env=self._own_environment(), stdout=output, stderr=output)
 
     def _wait_for(self, port: int) -> None:
         """Wait until a process takes connections there; clients of Ceph that come too early wait for seconds."""
         deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline and all(process.poll() is None for process in self._processes):
+        while time.monotonic() < deadline and self.is_running:
             with suppress(OSError):
                 socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
                 return
@@ -204,19 +172,8 @@ class RadosGateway:
         raise RuntimeError(f"The S3 server did not start.\n{self._logs()}")
 
     def _own_environment(self) -> dict[str, str]:
-        return {**os.environ, "CEPH_CONF": str(self._directory / "ceph.conf"), "LC_ALL": "C.UTF-8"}
+        return {**os.environ, "CEPH_CONF": str(self.directory / "ceph.conf"), "LC_ALL": "C.UTF-8"}
 
     def _logs(self) -> str:
-        ends = (f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self._directory.glob("*.log"))
+        ends = (f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.directory.glob("*.log"))
         return "\n".join(ends)
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [free.getsockname()[1] for free in sockets]
-    finally:
-        for free in sockets:
-            free.close()
