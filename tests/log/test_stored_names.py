@@ -194,3 +194,11 @@ def test_a_file_of_a_manifest_that_is_elsewhere_is_refused(name: str, tmp_path: 
         changed.write(store)
         with pytest.raises(CorruptionError, match="is not a name of a file in a savepoint"):
             Manifest.read(store, "x")
+
+
+def test_a_manifest_with_a_name_twice_is_damaged(tmp_path: Path) -> None:
+    store, [operator] = LocalStore(tmp_path), manifest().operators
+    for changed in ([operator, operator], [replace(operator, states=[*operator.states, *operator.states])]):
+        manifest(operators=changed).write(store)
+        with pytest.raises(CorruptionError, match="it has a name twice"):
+            Manifest.read(store, "x")

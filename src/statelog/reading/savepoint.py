@@ -137,6 +137,7 @@ class Manifest(msgspec.Struct, frozen=True):
             )
         manifest = unseal(data, Manifest, kind=_KIND, version=_VERSION, name=f"{location}/{MANIFEST}")
         manifest.require_inside(location)
+        manifest.require_distinct(location)
         return manifest
 
     def require_inside(self, location: str) -> None:
@@ -152,6 +153,17 @@ class Manifest(msgspec.Struct, frozen=True):
                 kind=ErrorKind.FORMAT,
                 hint="Only another program can have written it; do not restore it. See who may write there.",
             )
+
+    def require_distinct(self, location: str) -> None:
+        """Raise CorruptionError if two operators, or two states of one, have the same name."""
+        for names in (
+            [one.uid for one in self.operators],
+            *([s.schema.name for s in o.states] for o in self.operators),
+        ):
+            if len(set(names)) < len(names):
+                raise CorruptionError(
+                    f"{location}/{MANIFEST}: it has a name twice: {listed(names)}.", kind=ErrorKind.FORMAT, hint=_HINT
+                )
 
     def write(self, store: Store) -> None:
         """Write the manifest; from then on the savepoint exists."""
