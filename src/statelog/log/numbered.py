@@ -159,7 +159,7 @@ class NumberedLog:
         while True:
             looked_s = self._now_s()
             newest = max(self._files(), default=0)
-            head = self._first_entry(newest) if newest else None
+            head = self._first_entry(newest)
             if newest and head is None:
                 continue
             epoch = 0 if head is None else head.epoch
@@ -430,7 +430,7 @@ class NumberedLog:
         return [frame.entry for frame in frames], (frames[-2].end if len(frames) > 1 else 0, end)
 
     def _first_entry(self, number: int) -> Entry | None:
-        """The first entry of a file; None if it was removed meanwhile."""
+        """The first entry of a file; None if it is not there, as it was removed meanwhile, or is the one before all."""
         name = self.name_of(number)
         try:
             frame = FrameReader(self._store, name).frame_at(0, self._store.size_bytes(name))
