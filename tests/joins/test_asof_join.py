@@ -184,6 +184,17 @@ def test_rows_of_one_millisecond_may_be_on_several_pages(wait: bool) -> None:
     assert found == {**expected, -1: None}
 
 
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("budget", [BUDGET, Budget(prefetch_entries=1)])
+def test_a_later_row_of_the_same_millisecond_does_not_hide_the_one_before(wait: bool, budget: Budget) -> None:
+    with join_harness(asof_plan("left", None, wait=wait), delays_ms=(10, 10)) as harness:
+        with_budget(harness, budget)
+        _answers(harness, [Event(B, "a", 5000, 1), Event(B, "a", 10_500, 2)], 0)
+        found = _answers(harness, [Event(A, "a", 10_100, 3), Event(A, None, 90_000, 4), Event(B, None, 90_000, 5)], 1)
+        found |= _answers(harness, [], 2)
+    assert found == {3: 1, 4: None}
+
+
 def test_a_silent_side_makes_rows_wait_unless_it_is_idle() -> None:
     with join_harness(asof_plan("left", None, wait=True), idle_ms=1000) as harness:
         assert _push(harness, (B, "a", 5, 1)) == []

@@ -160,6 +160,8 @@ class AsofJoin(JoinOperator):
 
     def _matched(self, rows: SideRows, sources: Sequence[SideRows], keys: Columns) -> Iterator[pa.RecordBatch]:
         """Return left rows with the newest right row that is not later; of two of one time that of the later source."""
+        if not len(rows):
+            return
         most_ms = LONGEST_MS if self._tolerance_ms is None else self._tolerance_ms
         source, place, times_us = np.full(len(rows), -1), np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         for number, others in enumerate(sources):
