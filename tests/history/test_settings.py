@@ -36,7 +36,7 @@ from statelog.testing.query import ManualClock
 from statelog.testing.rows import read_schema
 from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.entries import checkpoint_of
-from tests.joins.joins_model import join_plan
+from tests.joins.joins_model import asof_plan, join_plan
 from tests.model.aggregates_model_support import planned
 from tests.model.windows_model import INPUT, KINDS, instant, window_harness, window_operator
 
@@ -130,10 +130,28 @@ def test_what_other_joins_mean(old: Any, new: Any, expected: dict[str, Verdict])
     assert {change.rule.names[0]: change.verdict for change in changes(before, after)} == expected
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (("left", "1 second", True), ("left", 1000, True), {}),
+        (("left", 5, True), ("left", None, True), {"join_tolerance_ms": Verdict.CONVERT}),
+        (("left", None, True), ("left", 0, True), {"join_tolerance_ms": Verdict.CONVERT}),
+        (("left", 5, True), ("inner", 5, True), {"join": Verdict.REFUSE}),
+        (("left", 5, True), ("left", 5, False), {"join": Verdict.REFUSE}),
+    ],
+)
+def test_what_other_asof_joins_mean(old: Any, new: Any, expected: dict[str, Verdict]) -> None:
+    before, after = (
+        asof_plan(how, tolerance, wait=wait).operator.codecs.settings for how, tolerance, wait in (old, new)
+    )
+    assert {change.rule.names[0]: change.verdict for change in changes(before, after)} == expected
+
+
 def test_the_table_has_every_setting_that_is_recorded() -> None:
     recorded = [settings_of(windows, kind) for windows in (TumblingWindows(1), SessionWindows(1)) for kind in KINDS]
     recorded += [settings_of(CountWindows(1)), dict(planned(["user"]).operator.codecs.settings)]
     recorded.append(dict(join_plan("left", 0, 1).operator.codecs.settings))
+    recorded.append(dict(asof_plan("left", 1, wait=True).operator.codecs.settings))
     names = {name for settings in recorded for name in settings}
     judged = {name for rule in RULES for name in rule.names}
     prefixes = ("aggregate ", "value of ", "column type of ")

@@ -46,7 +46,10 @@ def test_batches_are_those_of_the_model(
     steps: list[Any],
 ) -> None:
     """Each batch is as many milliseconds after the one before as its step says, and its rows are around that time."""
-    plan, model = join_plan(how, *bounds), JoinModel(how, *bounds, delays_ms, idle_ms)
+    plan, model = (
+        join_plan(how, *bounds),
+        JoinModel(how=how, lower_ms=bounds[0], upper_ms=bounds[1], delays_ms=delays_ms, idle_ms=idle_ms),
+    )
     with join_harness(plan, delays_ms, idle_ms, parallelism=2) as harness:
         with_budget(harness, budget)
         now_ms = number = 0

@@ -1,4 +1,4 @@
-"""The definition of an interval join: its output columns, and mistakes that are refused before a query starts."""
+"""The definitions of joins: its output columns, and mistakes that are refused before a query starts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError
-from statelog.joins.build import JoinDefinition, JoinInput
+from statelog.joins.build import AsofDefinition, IntervalDefinition, JoinInput, JoinSides
 from statelog.testing.rows import read_schema
 
+COLUMNS = "k string, at timestamp, n long"
 
-def definition(
-    left: str = "k string, at timestamp, n long",
-    right: str = "k string, at timestamp, n long",
+
+def sides(
+    method: str = "join_interval",
+    left: str = COLUMNS,
+    right: str = COLUMNS,
     keys: tuple[list[str], list[str]] = (["k"], ["k"]),
     times: tuple[str, str] = ("at", "at"),
-    lower: Any = 0,
-    upper: Any = "10 seconds",
     **more: Any,
-) -> JoinDefinition:
-    sides = [
+) -> JoinSides:
+    one, other = [
         JoinInput(name, read_schema(schema, name), of_side, time)
         for name, schema, of_side, time in zip(("left", "right"), (left, right), keys, times, strict=True)
     ]
-    return JoinDefinition(sides[0], sides[1], lower, upper, **more)
+    return JoinSides(one, other, method, **more)
+
+
+def definition(lower: Any = 0, upper: Any = "10 seconds", how: Any = "inner", **of_sides: Any) -> IntervalDefinition:
+    return IntervalDefinition(sides(**of_sides), lower, upper, how)
+
+
+def as_of(tolerance: Any = None, how: Any = "inner", wait: Any = True, **of_sides: Any) -> AsofDefinition:
+    return AsofDefinition(sides("join_asof", **of_sides), tolerance, how, wait)
 
 
 def columns(**arguments: Any) -> list[str]:
@@ -94,3 +103,40 @@ def test_bounds_may_be_given_as_any_duration() -> None:
         definition(lower=lower, upper=0).plan() for lower in (-1500, "-1.5 seconds", datetime.timedelta(seconds=-1.5))
     ]
     assert {plan.operator.codecs.settings["join_lower_ms"] for plan in plans} == {-1500}
+
+
+def test_an_asof_join_returns_the_columns_of_both_sides() -> None:
+    plan = as_of(right="id string, t timestamp, n int", keys=(["k"], ["id"]), times=("at", "t"), how="left").plan()
+    assert plan.output.simpleString() == "struct<k:string,at:timestamp,n_left:bigint,t:timestamp,n_right:int>"
+    # Its state has no field of its own.
+    assert "join_matched" in as_of(left="k string, at timestamp, join_matched int", how="left").plan().output.names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"how": "right"}, "join_asof: how is 'right'"),
+        ({"how": None}, "join_asof: how is None"),
+        ({"tolerance": -1}, "join_asof: tolerance is int -1"),
+        ({"tolerance": "1 month"}, "join_asof: tolerance is str '1 month'"),
+        ({"tolerance": datetime.timedelta(microseconds=1)}, "join_asof: tolerance is"),
+        ({"wait": "no"}, "join_asof: wait is 'no'"),
+        ({"wait": 1}, "join_asof: wait is 1"),
+        ({"suffixes": ("", "")}, "join_asof: two output columns are named 'at'"),
+        ({"suffixes": 5}, "join_asof: suffixes is 5"),
+        ({"keys": (["k"], ["n"])}, r"join_asof: the left side is keyed by \(k string\), the right one by \(n bigint\)"),
+        ({"times": ("at", "n")}, "join_asof: the watermark of the right side names column 'n'"),
+        ({"keys": (["at"], ["at"])}, "join_asof: the event time of the left side, 'at', is a grouping column"),
+        ({"right": "k string, at timestamp_ntz"}, "join_asof: the event time of the left side is a timestamp"),
+    ],
+)
+def test_mistakes_of_asof_joins_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        as_of(**arguments).plan()
+    assert caught.value.hint
+
+
+def test_the_tolerance_is_recorded() -> None:
+    tolerances = [None, 0, "1.5 seconds", datetime.timedelta(days=1)]
+    recorded = [as_of(tolerance).plan().operator.codecs.settings["join_tolerance_ms"] for tolerance in tolerances]
+    assert recorded == ["none", 0, 1500, 86_400_000]

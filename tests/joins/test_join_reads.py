@@ -1,9 +1,10 @@
-"""What interval joins read, write and return at once: only what is near or due, however many rows a key has."""
+"""What joins read, write and return at once: only what is near or due, however many rows a key has."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog.clock import SystemClock
+from statelog.joins.build import JoinPlan
 from statelog.joins.pairs import joined_ranges
 from statelog.operators.keyed.operator import BatchContext, KeyedRows
 from statelog.operators.keyed.subtask import KeyedSubtask
@@ -25,7 +27,7 @@ from statelog.stopwatch import Stopwatch
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.rows import OperatorArguments
 from tests.counting_table import Counting
-from tests.joins.joins_model import join_plan
+from tests.joins.joins_model import asof_plan, join_plan
 
 COUNT = 30_000
 A_FEW = 600
@@ -36,8 +38,7 @@ LEFT, RIGHT = 0, 1
 class Stream:
     """A subtask over runs, batch by batch; all rows have one key."""
 
-    def __init__(self, how: str, lower_ms: int, upper_ms: int, budget: Budget = BUDGET, value: str = "v") -> None:
-        plan = join_plan(how, lower_ms, upper_ms)
+    def __init__(self, plan: JoinPlan, budget: Budget = BUDGET, value: str = "v") -> None:
         arguments = OperatorArguments(
             input=plan.input, output=plan.output, keys=["k"], timeMode="EventTime", eventTime="__statelog_time"
         )
@@ -88,7 +89,7 @@ def numbers(found: list[pa.RecordBatch]) -> list[tuple[int | None, int | None]]:
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 def test_rows_of_a_large_key_meet_only_those_near_them(how: str) -> None:
-    stream = Stream(how, 0, 5)
+    stream = Stream(join_plan(how, 0, 5))
     stream.push(0, 10 * np.arange(COUNT), 10 * np.arange(COUNT) + 7)
     found = stream.push(0, [100_007, 250_004], [100_002, 250_001])
     assert sorted(numbers(found)) == [(100_000, 100_002), (100_007, 100_007), (250_000, 250_001), (250_004, 250_007)]
@@ -98,7 +99,7 @@ def test_rows_of_a_large_key_meet_only_those_near_them(how: str) -> None:
 
 
 def test_only_rows_that_are_due_leave_a_large_key() -> None:
-    stream = Stream("left", 0, 5)
+    stream = Stream(join_plan("left", 0, 5))
     stream.push(0, 10 * np.arange(COUNT), [3, 150_003])
     found = numbers(stream.push(10 * COUNT // 2))
     assert sorted(found) == [(time_ms, None) for time_ms in range(10, 10 * COUNT // 2, 10)]
@@ -116,7 +117,7 @@ def test_only_rows_that_are_due_leave_a_large_key() -> None:
 
 
 def test_rows_of_an_inner_join_are_removed_unread() -> None:
-    stream = Stream("inner", 0, 5)
+    stream = Stream(join_plan("inner", 0, 5))
     stream.push(0, 10 * np.arange(COUNT), 10 * np.arange(COUNT) + 7)
     assert stream.push(20 * COUNT) == []
     assert sum(stream.read.values()) < A_FEW
@@ -134,14 +135,14 @@ def test_ranges_are_joined_if_they_overlap_or_touch(firsts: list[int]) -> None:
 
 def test_pairs_are_returned_in_parts_of_bounded_size() -> None:
     """A thousand rows on each side make a million pairs, here of a kilobyte each."""
-    stream = Stream("inner", -5000, 5000, Budget(slice_bytes=1 << 20), value="v" * 1000)
+    stream = Stream(join_plan("inner", -5000, 5000), Budget(slice_bytes=1 << 20), value="v" * 1000)
     found = stream.push(0, np.arange(1000), np.arange(1000))
     assert sum(batch.num_rows for batch in found) == 1_000_000
     assert max(batch.nbytes for batch in found) < 2 << 20
 
 
 def test_rows_without_a_match_are_returned_in_parts_of_bounded_size() -> None:
-    stream = Stream("anti", 0, 5, Budget(slice_bytes=1 << 20), value="v" * 1000)
+    stream = Stream(join_plan("anti", 0, 5), Budget(slice_bytes=1 << 20), value="v" * 1000)
     stream.push(0, np.arange(5000))
     found = stream.push(10_000)
     assert sum(batch.num_rows for batch in found) == 5000
@@ -151,7 +152,7 @@ def test_rows_without_a_match_are_returned_in_parts_of_bounded_size() -> None:
 @pytest.mark.parametrize("how", ["inner", "left", "semi"])
 def test_a_key_with_more_rows_than_fit_into_one_batch(how: str) -> None:
     """Its rows come in several parts, each of which meets all parts of the other side, and the rows that wait."""
-    stream = Stream(how, 0, 0, Budget(input_bytes=4000, slice_bytes=4000))
+    stream = Stream(join_plan(how, 0, 0), Budget(input_bytes=4000, slice_bytes=4000))
     stream.push(-10, np.arange(100, 300), np.arange(0, 200))
     found = stream.push(-10, np.arange(0, 100), np.arange(150, 250))
     if how == "semi":
@@ -164,7 +165,70 @@ def test_a_key_with_more_rows_than_fit_into_one_batch(how: str) -> None:
 
 
 def test_a_waiting_row_leaves_once_however_many_parts_it_meets() -> None:
-    stream = Stream("semi", -1000, 1000, Budget(input_bytes=4000, slice_bytes=4000))
+    stream = Stream(join_plan("semi", -1000, 1000), Budget(input_bytes=4000, slice_bytes=4000))
     stream.push(-2000, np.arange(200))
     found = stream.push(-2000, [], np.arange(300))
     assert sorted(at for batch in found for at in batch[2].to_pylist()) == list(range(200))
+
+
+# ---- As-of joins ----
+
+NEVER = -(1 << 60)
+"""A watermark before all rows."""
+
+
+def as_of(tolerance_ms: int | None = None, *, wait: bool, **more: Any) -> Stream:
+    return Stream(asof_plan("left", tolerance_ms, wait=wait), **more)
+
+
+def test_rows_answered_at_once_read_only_what_is_near_them() -> None:
+    stream = as_of(wait=False)
+    stream.push(NEVER, [], 10 * np.arange(COUNT))
+    found = numbers(stream.push(NEVER, [150_005, 150_010], [150_010, 150_020]))
+    assert sorted(found) == [(150_005, 150_000), (150_010, 150_010)]
+    assert sum(stream.read.values()) < A_FEW
+    assert stream.changes == 2 + 1  # two right rows and a timer
+
+
+def test_rows_that_wait_read_only_what_the_watermark_has_passed() -> None:
+    stream = as_of(wait=True)
+    stream.push(NEVER, 10 * np.arange(COUNT) + 5, 10 * np.arange(COUNT))
+    found = numbers(stream.push(100_000))
+    assert sorted(found) == [(time_ms + 5, time_ms) for time_ms in range(0, 100_000, 10)]
+    for number in range(10_000, 10_005):
+        assert numbers(stream.push(10 * number + 5)) == [(10 * number + 5, 10 * number)]
+        assert numbers(stream.push(10 * number + 10)) == []
+        assert sum(stream.read.values()) < A_FEW
+        assert stream.changes < 6
+    assert len(numbers(stream.push(20 * COUNT))) == COUNT - 10_005
+    # The newest right row stays, and no left row: these are removed as a whole.
+    assert COUNT - 10_006 <= stream.changes < COUNT - 10_006 + 6
+    assert numbers(stream.push(30 * COUNT, [30 * COUNT])) == [(30 * COUNT, 10 * (COUNT - 1))]
+
+
+def test_right_rows_out_of_the_tolerance_are_removed_as_a_whole() -> None:
+    stream = as_of(1000, wait=False)
+    stream.push(NEVER, [], 10 * np.arange(COUNT))
+    assert stream.push(20 * COUNT) == []
+    assert stream.changes < 6
+    assert stream.push(30 * COUNT) == []
+    assert not sum(stream.read.values())
+
+
+def test_answers_are_returned_in_parts_of_bounded_size() -> None:
+    stream = as_of(wait=True, budget=Budget(slice_bytes=1 << 20), value="v" * 1000)
+    stream.push(NEVER, np.arange(5000), np.arange(0, 5000, 7))
+    found = stream.push(10_000)
+    assert numbers(found) == [(time_ms, time_ms - time_ms % 7) for time_ms in range(5000)]
+    assert max(batch.nbytes for batch in found) < 2 << 20
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_asof_join_of_a_key_with_more_rows_than_fit_into_one_batch(wait: bool) -> None:
+    """Its rows come in several parts, each of which meets all parts of the other side, and the rows of the state."""
+    stream = as_of(wait=wait, budget=Budget(input_bytes=4000, slice_bytes=4000))
+    first = numbers(stream.push(NEVER, np.arange(100, 300), np.arange(0, 400, 2)))
+    assert sorted(first) == ([] if wait else [(time_ms, time_ms - time_ms % 2) for time_ms in range(100, 300)])
+    found = numbers(stream.push(1000, np.arange(300, 500), np.arange(1, 400, 2)))
+    expected = [(time_ms, min(399, time_ms)) for time_ms in range(100 if wait else 300, 500)]
+    assert sorted(found) == expected

@@ -1,4 +1,4 @@
-"""Interval joins in Spark: against Spark's own joins of the same rows, with restarts, readers of state, mistakes."""
+"""Joins in Spark: against Spark's own joins of the same rows, with restarts, readers of state, mistakes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 import statelog
@@ -119,6 +119,61 @@ def test_outer_joins_return_each_row_without_a_match_once(spark: SparkSession, t
     assert Counter(map(tuple, in_batch.collect())) == expected
 
 
+def _newest_by_spark(left: DataFrame, right: DataFrame, tolerance: str) -> DataFrame:
+    near = F.expr(f"b.at <= a.at AND b.at >= a.at - INTERVAL {tolerance}")
+    rows = left.alias("a").join(right.alias("b"), (F.col("a.user") == F.col("b.who")) & near, "left")
+    newest = Window.partitionBy("a.user", "a.at", "a.n").orderBy(F.desc("b.at"))
+    rows = rows.withColumn("rank", F.row_number().over(newest)).where("rank = 1")
+    return rows.select("a.user", "a.at", "a.n", "b.at", "b.n")
+
+
+def test_an_asof_join_returns_the_newest_row_that_is_not_later(spark: SparkSession, tmp_path: Path) -> None:
+    """With a restart that changes the parallelism in the middle of the input."""
+
+    def joined(parallelism: int) -> DataFrame:
+        clicks, buys = _sides(spark, tmp_path)
+        left = statelog.key_by(clicks, "user", parallelism=parallelism, watermark=Watermark("at", "60 seconds"))
+        right = statelog.key_by(buys, "who", watermark=Watermark("at", "90 seconds"))
+        return left.join_asof(right, tolerance="15 seconds", how="left")
+
+    _add(tmp_path, seed=7, batches=range(1, 3))
+    output = _run(joined(2), tmp_path)
+    _add(tmp_path, seed=8, batches=range(3, 5))
+    far = (START + datetime.timedelta(seconds=10_000)).isoformat()
+    add_json(tmp_path / "clicks", [[{"user": "z", "at": far, "n": 0}]])
+    add_json(tmp_path / "buys", [[{"who": "y", "at": far, "n": 0}]])
+    output += _run(joined(1), tmp_path)
+    output += _run(joined(1), tmp_path)  # nothing, but on Spark 4.1 (docs/time.md)
+
+    clicks, buys = (
+        spark.read.schema(schema).json(str(tmp_path / folder)).where(f"{key} IS NULL OR {key} NOT IN ('y', 'z')")
+        for schema, folder, key in ((CLICKS, "clicks", "user"), (BUYS, "buys", "who"))
+    )
+    expected = Counter(map(tuple, _newest_by_spark(clicks, buys, "15 SECONDS").collect()))
+    assert Counter(map(tuple, output)) == expected
+    assert 20 < sum(count for row, count in expected.items() if row[4] is not None) < expected.total()
+    assert output[0].asDict().keys() == {"user", "at_left", "n_left", "at_right", "n_right"}
+
+    for wait in (True, False):
+        in_batch = statelog.key_by(clicks, "user", watermark=Watermark("at")).join_asof(
+            statelog.key_by(buys, "who", watermark=Watermark("at")), tolerance="15 seconds", how="left", wait=wait
+        )
+        assert Counter(map(tuple, in_batch.collect())) == expected
+
+
+def test_an_asof_join_that_does_not_wait_answers_in_the_same_batch(spark: SparkSession, tmp_path: Path) -> None:
+    at = [(START + datetime.timedelta(seconds=seconds)).isoformat() for seconds in (0, 5, 10)]
+    add_json(tmp_path / "buys", [[{"who": "a", "at": at[0], "n": 1}, {"who": "a", "at": at[1], "n": 2}]])
+    add_json(tmp_path / "clicks", [[{"user": "a", "at": at[2], "n": 3}, {"user": "b", "at": at[2], "n": 4}]])
+    clicks, buys = _sides(spark, tmp_path)
+    joined = _left(clicks).join_asof(_right(buys), wait=False, how="left", suffixes=("", "_of_buy"))
+    output = _run(joined, tmp_path)
+    assert sorted((row.n, row.n_of_buy) for row in output) == [(3, 2), (4, None)]
+    # The watermark is that of the buys, the smaller one: both are up to it, and the newest is kept.
+    kept = statelog.read_state(str(tmp_path / "checkpoint"), state="join.right").read_all()
+    assert kept["value_n"].to_pylist() == [2]
+
+
 def test_waiting_rows_are_a_dataframe(spark: SparkSession, tmp_path: Path) -> None:
     _add(tmp_path, seed=4, batches=range(1, 2))
     _run(_joined(spark, tmp_path, "left"), tmp_path)
@@ -204,6 +259,28 @@ MISTAKES: dict[str, tuple[Callable[[DataFrame, DataFrame, DataFrame], Any], str]
             statelog.key_by(b, "who", watermark=Watermark("at", max_ahead="1 hour")), lower=0, upper=1
         ),
         "different values of max_ahead",
+    ),
+    "as of, no watermark": (
+        lambda a, b, _: _left(a).join_asof(statelog.key_by(b, "who")),
+        "join_asof: the right side has no watermark",
+    ),
+    "as of, a batch": (
+        lambda a, _, batch: _left(a).join_asof(_right(batch)),
+        "join_asof: the right side is a batch DataFrame",
+    ),
+    "as of, a parallelism on the right": (
+        lambda a, b, _: _left(a).join_asof(
+            statelog.key_by(b, "who", parallelism=2, location="/x", watermark=Watermark("at"))
+        ),
+        "join_asof: the right side has parallelism, location",
+    ),
+    "as of, another kind": (
+        lambda a, b, _: _left(a).join_asof(_right(b), how="full"),
+        "join_asof: how is 'full'",
+    ),
+    "as of, a DataFrame": (
+        lambda a, b, _: _left(a).join_asof(b),  # type: ignore[arg-type]  # the mistake
+        "join_asof takes a keyed stream, not DataFrame",
     ),
     "a DataFrame": (
         lambda a, b, _: _left(a).join_interval(b, lower=0, upper=1),  # type: ignore[arg-type]  # the mistake

@@ -30,9 +30,11 @@ VALUE_DETAIL: Final = "value of "
 COLUMN_TYPE: Final = "column type of "
 """The name of an aggregate follows whose state depends on the types of its columns, and does not show them."""
 JOIN: Final = "join"
-"""What an interval join returns, and the columns of its event times."""
+"""What a join returns and when, and the columns of its event times."""
 JOIN_FIRST: Final = "join_lower_ms"
 JOIN_LAST: Final = "join_upper_ms"
+JOIN_TOLERANCE: Final = "join_tolerance_ms"
+"""The tolerance of an as-of join, or "none"."""
 _TTL: Final = "TTL of state "
 _NO_TTL: Final = "none"
 
@@ -129,6 +131,11 @@ RULES: Final = (
         (JOIN_FIRST, JOIN_LAST),
         _converted,
         "Waiting rows are joined by the new bounds; rows that no longer waited by the old ones have been removed.",
+    ),
+    Rule(
+        (JOIN_TOLERANCE,),
+        _converted,
+        "Rows are matched by the new tolerance; right rows that the old one no longer needed have been removed.",
     ),
     Rule(
         (_TTL,),

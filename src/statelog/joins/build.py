@@ -1,4 +1,4 @@
-"""Plans an interval join: checks its arguments against the columns of both sides, and names the output columns."""
+"""Plans joins: checks their arguments against the columns of both sides, and names the output columns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.history.settings import JOIN, JOIN_FIRST, JOIN_LAST
-from statelog.joins.interval import MATCHED_FIELD, IntervalJoin, JoinKind, Side
+from statelog.history.settings import JOIN, JOIN_FIRST, JOIN_LAST, JOIN_TOLERANCE
+from statelog.joins.asof import AsofJoin
+from statelog.joins.interval import MATCHED_FIELD, IntervalJoin, IntervalSide, JoinKind
 from statelog.joins.pairs import Interval
+from statelog.joins.sides import JoinOperator, JoinShape, Side
 from statelog.numbers import LONGEST_MS, Duration, in_milliseconds
 
 SIDE_COLUMN: Final = "__statelog_side"
@@ -52,29 +54,33 @@ class JoinInput:
         """The grouping columns and their types."""
         return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.key_fields)
 
-    def require_time(self) -> None:
+    def require_time(self, method: str) -> None:
         """Raise ConfigurationError if the column of event time cannot be one."""
         if self.time not in self.schema.names or not isinstance(
             self.schema[self.time].dataType, (TimestampType, TimestampNTZType)
         ):
             columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.schema)
             raise ConfigurationError(
-                f"join_interval: the watermark of the {self.name} side names column {self.time!r}, which is not a"
+                f"{method}: the watermark of the {self.name} side names column {self.time!r}, which is not a"
                 " timestamp column of it.",
                 hint=f"Its columns are: {columns}.",
             )
         if self.time in self.keys:
             raise ConfigurationError(
-                f"join_interval: the event time of the {self.name} side, {self.time!r}, is a grouping column.",
+                f"{method}: the event time of the {self.name} side, {self.time!r}, is a grouping column.",
                 hint="Rows match by a distance of their times: group by the other columns only.",
             )
+
+    def side(self, first: int) -> Side:
+        """The side, whose columns in the operator's input begin at a place."""
+        return Side(self.others, first, self.others.names.index(self.time))
 
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """An interval join, ready to be planned like any stateful processor."""
+    """A join, ready to be planned like any stateful processor."""
 
-    operator: IntervalJoin
+    operator: JoinOperator
     input: StructType
     """The grouping columns, the side, the event time, and the other columns of the left and of the right side."""
     output: StructType
@@ -83,110 +89,77 @@ class JoinPlan:
 
 
 @dataclass(frozen=True)
-class JoinDefinition:
-    """An interval join as the user describes it."""
+class JoinSides:
+    """The two sides of a join, and the names of its columns."""
 
     left: JoinInput
     right: JoinInput
-    lower: Duration
-    upper: Duration
-    how: str = "inner"
+    method: str
+    """The method that the user calls, for messages."""
     suffixes: Sequence[str] = ("_left", "_right")
     is_case_sensitive: bool = True
     """Whether the session tells names of columns apart by case."""
 
-    def plan(self) -> JoinPlan:
-        """Plan the join; raises ConfigurationError if its parts do not fit each other."""
-        kind, interval = self._kind(), self._interval()
+    def check(self) -> None:
+        """Raise ConfigurationError if the sides do not fit each other."""
         left, right = self.left, self.right
         for side in (left, right):
-            side.require_time()
-        self._require_same_types()
-        returned, first = kind.returns_unmatched, len(left.keys) + 2
-        sides = (
-            self._side(left, first, interval, kind, returns_unmatched=returned[0]),
-            self._side(right, first + len(left.others), interval.reversed, kind, returns_unmatched=returned[1]),
-        )
-        keys = [StructField(field.name, field.dataType) for field in left.key_fields]
-        settings: dict[str, int | str] = {
-            "results": "interval join",
-            JOIN: f"{kind}, by {left.time} and {right.time}",
-            JOIN_FIRST: interval.first_ms,
-            JOIN_LAST: interval.last_ms,
-        }
-        codecs = ColumnCodecs(settings=settings, completes_in_batch=True)
-        output = StructType([*keys, *self._output_fields(kind)])
-        operator = IntervalJoin(kind, sides, key_schema(keys), output, codecs)
-        internal = StructType(
-            [
-                StructField(f"__statelog_{place}", field.dataType)
-                for place, field in enumerate([*left.others, *right.others])
-            ]
-        )
-        time = StructField(TIME_COLUMN, left.schema[left.time].dataType)
-        read = StructType([*keys, StructField(SIDE_COLUMN, IntegerType()), time, *internal])
-        return JoinPlan(operator, read, output)
-
-    # ---- Parts ----
-
-    def _kind(self) -> JoinKind:
-        if self.how not in list(JoinKind):
-            raise ConfigurationError(
-                f"join_interval: how is {self.how!r:.80}.",
-                hint=f"It must be one of {', '.join(map(repr, map(str, JoinKind)))}.",
-            )
-        return JoinKind(self.how)
-
-    def _interval(self) -> Interval:
-        first_ms, last_ms = (
-            in_milliseconds(bound, f"join_interval: {name}", least=-LONGEST_MS)
-            for name, bound in (("lower", self.lower), ("upper", self.upper))
-        )
-        if first_ms > last_ms:
-            raise ConfigurationError(
-                f"join_interval: lower, {first_ms} ms, is after upper, {last_ms} ms, so no two rows would match.",
-                hint="A right row matches if its time is from the left row's time plus lower to that time plus upper;"
-                " both may be negative.",
-            )
-        return Interval(first_ms, last_ms)
-
-    def _require_same_types(self) -> None:
-        left, right = self.left, self.right
+            side.require_time(self.method)
         if [field.dataType for field in left.key_fields] != [field.dataType for field in right.key_fields]:
             raise ConfigurationError(
-                f"join_interval: the left side is keyed by ({left.shown_keys}), the right one by ({right.shown_keys}).",
+                f"{self.method}: the left side is keyed by ({left.shown_keys}), the right one by ({right.shown_keys}).",
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Key both by columns of the same types, in the same order; cast those that differ.",
             )
         kinds = [side.schema[side.time].dataType.simpleString() for side in (left, right)]
         if kinds[0] != kinds[1]:
             raise ConfigurationError(
-                f"join_interval: the event time of the left side is a {kinds[0]}, that of the right side a {kinds[1]}.",
+                f"{self.method}: the event time of the left side is a {kinds[0]}, that of the right side a {kinds[1]}.",
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Cast one of them: a timestamp_ntz has no time zone.",
             )
 
-    def _side(
-        self, given: JoinInput, first: int, interval: Interval, kind: JoinKind, *, returns_unmatched: bool
-    ) -> Side:
-        marks = returns_unmatched and kind.returns_pairs
-        others = given.others
-        if marks and MATCHED_FIELD in others.names:
+    def kind(self, how: str, kinds: Sequence[JoinKind]) -> JoinKind:
+        """One of some kinds of joins; raises ConfigurationError for any other."""
+        if how not in kinds:
             raise ConfigurationError(
-                f"join_interval: the {given.name} side has a column {MATCHED_FIELD!r}, which its state uses itself.",
-                hint="Rename the column.",
+                f"{self.method}: how is {how!r:.80}.",
+                hint=f"It must be one of {', '.join(map(repr, map(str, kinds)))}.",
             )
-        return Side(others, first, others.names.index(given.time), interval, returns_unmatched, marks)
+        return JoinKind(how)
 
-    def _output_fields(self, kind: JoinKind) -> list[StructField]:
-        """The output columns behind the grouping columns; raises ConfigurationError if two have one name."""
-        left, right = list(self.left.others), list(self.right.others)
-        if not kind.returns_pairs:
-            return left
-        suffixes = self.suffixes
+    @property
+    def first_columns(self) -> tuple[int, int]:
+        """Where the other columns of each side begin in the operator's input."""
+        first = len(self.left.keys) + 2
+        return first, first + len(self.left.others)
+
+    @property
+    def keys(self) -> list[StructField]:
+        """The grouping columns of input and output."""
+        return [StructField(field.name, field.dataType) for field in self.left.key_fields]
+
+    @property
+    def input(self) -> StructType:
+        """The columns of the operator's input."""
+        internal = [
+            StructField(f"__statelog_{place}", field.dataType)
+            for place, field in enumerate([*self.left.others, *self.right.others])
+        ]
+        time = StructField(TIME_COLUMN, self.left.schema[self.left.time].dataType)
+        return StructType([*self.keys, StructField(SIDE_COLUMN, IntegerType()), time, *internal])
+
+    def shape(self, *, returns_pairs: bool = True) -> JoinShape:
+        """Input and output of the operator; raises ConfigurationError if two output columns have one name."""
+        others = self._paired_fields() if returns_pairs else list(self.left.others)
+        return JoinShape(key_schema(self.keys), StructType([*self.keys, *others]))
+
+    def _paired_fields(self) -> list[StructField]:
+        """The output columns behind the grouping columns, with suffixes where both sides have a name."""
+        left, right, suffixes = list(self.left.others), list(self.right.others), self.suffixes
         if not isinstance(suffixes, (list, tuple)) or [type(suffix) for suffix in suffixes] != [str, str]:
             raise ConfigurationError(
-                f"join_interval: suffixes is {suffixes!r:.80}.", hint="Pass two texts, such as ('_left', '_right')."
+                f"{self.method}: suffixes is {suffixes!r:.80}.", hint="Pass two texts, such as ('_left', '_right')."
             )
         keys = [self._folded(name) for name in self.left.keys]
         taken = ({self._folded(field.name) for field in right}, {*keys, *(self._folded(field.name) for field in left)})
@@ -199,10 +172,107 @@ class JoinDefinition:
         doubled = next((name for name in names if names.count(name) > 1), None)
         if doubled is not None:
             raise ConfigurationError(
-                f"join_interval: two output columns are named {doubled!r}.",
+                f"{self.method}: two output columns are named {doubled!r}.",
                 hint="Equal names get the suffixes; pass others, or rename a column of one side.",
             )
         return named
 
     def _folded(self, name: str) -> str:
         return name if self.is_case_sensitive else name.lower()
+
+
+@dataclass(frozen=True)
+class IntervalDefinition:
+    """An interval join as the user describes it."""
+
+    sides: JoinSides
+    lower: Duration
+    upper: Duration
+    how: str = "inner"
+
+    def plan(self) -> JoinPlan:
+        """Plan the join; raises ConfigurationError if its parts do not fit each other."""
+        kind, interval = self.sides.kind(self.how, list(JoinKind)), self._interval()
+        self.sides.check()
+        left, right = self.sides.left, self.sides.right
+        returned, first = kind.returns_unmatched, self.sides.first_columns
+        sides = (
+            self._side(left, first[0], interval, kind, returns_unmatched=returned[0]),
+            self._side(right, first[1], interval.reversed, kind, returns_unmatched=returned[1]),
+        )
+        settings: dict[str, int | str] = {
+            "results": "interval join",
+            JOIN: f"{kind}, by {left.time} and {right.time}",
+            JOIN_FIRST: interval.first_ms,
+            JOIN_LAST: interval.last_ms,
+        }
+        shape = self.sides.shape(returns_pairs=kind.returns_pairs)
+        codecs = ColumnCodecs(settings=settings, completes_in_batch=True)
+        return JoinPlan(IntervalJoin(kind, sides, shape, codecs), self.sides.input, shape.output)
+
+    def _interval(self) -> Interval:
+        method = self.sides.method
+        first_ms, last_ms = (
+            in_milliseconds(bound, f"{method}: {name}", least=-LONGEST_MS)
+            for name, bound in (("lower", self.lower), ("upper", self.upper))
+        )
+        if first_ms > last_ms:
+            raise ConfigurationError(
+                f"{method}: lower, {first_ms} ms, is after upper, {last_ms} ms, so no two rows would match.",
+                hint="A right row matches if its time is from the left row's time plus lower to that time plus upper;"
+                " both may be negative.",
+            )
+        return Interval(first_ms, last_ms)
+
+    def _side(
+        self, given: JoinInput, first: int, interval: Interval, kind: JoinKind, *, returns_unmatched: bool
+    ) -> IntervalSide:
+        marks = returns_unmatched and kind.returns_pairs
+        if marks and MATCHED_FIELD in given.others.names:
+            raise ConfigurationError(
+                f"{self.sides.method}: the {given.name} side has a column {MATCHED_FIELD!r}, which its state uses"
+                " itself.",
+                hint="Rename the column.",
+            )
+        side = given.side(first)
+        return IntervalSide(side.columns, side.first_column, side.time, interval, returns_unmatched, marks)
+
+
+@dataclass(frozen=True)
+class AsofDefinition:
+    """An as-of join as the user describes it."""
+
+    sides: JoinSides
+    tolerance: Duration | None = None
+    how: str = "inner"
+    wait: bool = True
+
+    def plan(self) -> JoinPlan:
+        """Plan the join; raises ConfigurationError if its parts do not fit each other."""
+        method = self.sides.method
+        kind = self.sides.kind(self.how, [JoinKind.INNER, JoinKind.LEFT])
+        tolerance_ms = None
+        if self.tolerance is not None:
+            tolerance_ms = in_milliseconds(self.tolerance, f"{method}: tolerance", least=0)
+        if not isinstance(self.wait, bool):
+            raise ConfigurationError(
+                f"{method}: wait is {self.wait!r:.80}.",
+                hint="Pass True to answer a left row when the watermark has passed it, False to answer it at once.",
+            )
+        self.sides.check()
+        left, right = self.sides.left, self.sides.right
+        settings: dict[str, int | str] = {
+            "results": "as-of join",
+            JOIN: f"{kind} as of, {'waiting' if self.wait else 'at once'}, by {left.time} and {right.time}",
+            JOIN_TOLERANCE: "none" if tolerance_ms is None else tolerance_ms,
+        }
+        shape, first = self.sides.shape(), self.sides.first_columns
+        operator = AsofJoin(
+            (left.side(first[0]), right.side(first[1])),
+            shape,
+            ColumnCodecs(settings=settings, completes_in_batch=True),
+            tolerance_ms=tolerance_ms,
+            waits=self.wait,
+            returns_unmatched=kind is JoinKind.LEFT,
+        )
+        return JoinPlan(operator, self.sides.input, shape.output)

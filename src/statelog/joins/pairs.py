@@ -71,6 +71,10 @@ class SideRows:
         columns = [column.slice(start, end - start) for column in self.columns]
         return SideRows(self.key_index[part], self.times_us[part], columns, self.is_matched[part], ordinals)
 
+    def of_key(self, owner: int) -> SideRows:
+        """The rows of one key."""
+        return self.slice(*np.searchsorted(self.key_index, [owner, owner + 1]).tolist())
+
     def take(self, rows: Int64s | Mask) -> SideRows:
         """Some of the rows, given by position or mask."""
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
@@ -81,9 +85,21 @@ class SideRows:
         columns = [column.take(picked) for column in self.columns]
         return SideRows(self.key_index[places], self.times_us[places], columns, self.is_matched[places], ordinals)
 
-    def ends_ms(self, interval: Interval) -> Int64s:
-        """The first whole milliseconds at which a watermark has passed the rows' intervals."""
-        return -(-self.times_us // US_PER_MS) + interval.last_ms
+    def ends_ms(self, after_ms: int = 0) -> Int64s:
+        """The first whole milliseconds at which a watermark has passed the rows' times by so many milliseconds."""
+        return -(-self.times_us // US_PER_MS) + after_ms
+
+    def followed_by(self, later: SideRows) -> SideRows:
+        """These rows and other waiting ones, in this order."""
+        assert self.ordinals is not None
+        assert later.ordinals is not None
+        return SideRows(
+            np.concatenate([self.key_index, later.key_index]),
+            np.concatenate([self.times_us, later.times_us]),
+            [pa.concat_arrays(list(both)) for both in zip(self.columns, later.columns, strict=True)],
+            np.concatenate([self.is_matched, later.is_matched]),
+            np.concatenate([self.ordinals, later.ordinals]),
+        )
 
 
 def in_order(rows: SideRows) -> SideRows:
@@ -120,6 +136,20 @@ def pairs(rows: SideRows, others: SideRows, interval: Interval, keys: int) -> It
         fits = (distance_us >= first_us) & (distance_us <= last_us)
         if fits.any():
             yield own[fits], other[fits]
+
+
+def newest_until(rows: SideRows, others: SideRows, most_ms: int, keys: int) -> Int64s:
+    """The place of the newest of the others that is not later than a row, for each row; -1 for none.
+
+    Of others of one time the last counts, and none that is more than `most_ms` older than the row. The others are in
+    order of :func:`in_order`; `keys` is the number of keys in the chunk.
+    """
+    if not len(others):
+        return np.full(len(rows), -1)
+    found, wanted = pair_codes(keys, (others.key_index, others.times_us), (rows.key_index, rows.times_us))
+    places: Int64s = np.searchsorted(found, wanted, "right") - 1
+    is_near = rows.times_us - others.times_us[places] <= most_ms * US_PER_MS
+    return np.where((places >= 0) & (others.key_index[places] == rows.key_index) & is_near, places, -1)
 
 
 def joined_ranges(first_ms: Int64s, last_ms: Int64s) -> Iterator[tuple[int, int]]:

@@ -10,12 +10,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from statelog.aggregates.build import KeyedDefinition, KeyedPlan
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import Watermark
 from statelog.spark.driver.internals import selected_column
-from statelog.spark.plan.keyed_plan import KeyedFrame, SparkArguments, StepOf, apply_keyed
+from statelog.spark.plan.checks import is_ansi, is_case_sensitive
+from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, StepOf, apply_keyed
 from statelog.spark.plan.plan import StatelogArguments
 
 
@@ -49,6 +51,37 @@ class KeyedInput:
         output = apply_keyed(frame, arguments, replace(self.own, watermark=watermark), codecs, step_of)
         self._is_used = True
         return output
+
+    def apply_planned(self, plan: KeyedPlan, output_mode: str, event_time_column: str) -> DataFrame:
+        """Apply a ready-made operator."""
+        arguments = SparkArguments(plan.operator, plan.output, output_mode, plan.time_mode, event_time_column)
+        # A partial aggregate has one event time, and does not tell from which of several inputs its rows came.
+        watermark = self.own.watermark
+        if plan.step is not None and watermark and (watermark.inputs > 1 or watermark.max_ahead is not None):
+            raise ConfigurationError(
+                "With a watermark of several inputs or with max_ahead rows cannot be combined before the shuffle.",
+                hint="Leave out combine=True.",
+            )
+        return self.apply(arguments, plan.operator.codecs, plan.step)
+
+    @property
+    def definition(self) -> KeyedDefinition:
+        """What ready-made operators are planned from."""
+        frame, session, watermark = self.frame, self.frame.df.sparkSession, self.own.watermark
+        return KeyedDefinition(
+            schema=frame.df.schema,
+            keys=frame.key_columns,
+            key_schema=frame.key_schema,
+            event_time=next(iter(marked_columns(frame.df)), None) if watermark is None else watermark.column,
+            is_streaming=frame.df.isStreaming,
+            ansi=is_ansi(session),
+            is_case_sensitive=is_case_sensitive(session),
+        )
+
+
+def marked_columns(df: DataFrame) -> list[str]:
+    """The columns with Spark's watermark."""
+    return [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
 
 
 def keyed_frame(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:

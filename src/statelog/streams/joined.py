@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.joins.build import SIDE_COLUMN, TIME_COLUMN, JoinDefinition, JoinInput, JoinPlan
+from statelog.joins.build import (
+    SIDE_COLUMN,
+    TIME_COLUMN,
+    AsofDefinition,
+    IntervalDefinition,
+    JoinInput,
+    JoinPlan,
+    JoinSides,
+)
 from statelog.numbers import Duration
 from statelog.runs.times import Watermark
 from statelog.spark.plan.checks import is_case_sensitive
@@ -19,27 +28,38 @@ from statelog.streams.grouping import KeyedInput
 _NAMES: Final = ("left", "right")
 
 
-def joined_by_interval(
-    left: KeyedInput,
-    right: KeyedInput,
-    lower: Duration,
-    upper: Duration,
-    how: str,
-    suffixes: Sequence[str],
-) -> DataFrame:
-    """The output of an interval join; raises ConfigurationError if its parts do not fit each other."""
-    watermark = _joined_watermark(left, right)
-    _require_no_operator(right)
-    one, other = [
-        JoinInput(name, side.frame.df.schema, side.frame.columns, column)
-        for name, side, column in zip(_NAMES, (left, right), _time_columns(left, right), strict=True)
-    ]
-    is_sensitive = is_case_sensitive(left.frame.df.sparkSession)
-    plan = JoinDefinition(one, other, lower, upper, how, suffixes, is_sensitive).plan()
-    rows = _side_rows(left, plan, 0).union(_side_rows(right, plan, 1))
-    frame = KeyedFrame(rows, left.frame.columns)
-    arguments = SparkArguments(plan.operator, plan.output, "append", plan.time_mode)
-    return left.apply(arguments, plan.operator.codecs, united=(frame, watermark))
+@dataclass(frozen=True)
+class JoinedSides:
+    """Two keyed streams that are to be joined by one operator."""
+
+    left: KeyedInput
+    right: KeyedInput
+    method: str
+    """The method that the user called, for messages."""
+    suffixes: Sequence[str]
+
+    def by_interval(self, lower: Duration, upper: Duration, how: str) -> DataFrame:
+        """The output of an interval join; raises ConfigurationError if its parts do not fit each other."""
+        return self._apply(lambda sides: IntervalDefinition(sides, lower, upper, how).plan())
+
+    def as_of(self, tolerance: Duration | None, how: str, wait: bool) -> DataFrame:
+        """The output of an as-of join; raises ConfigurationError if its parts do not fit each other."""
+        return self._apply(lambda sides: AsofDefinition(sides, tolerance, how, wait).plan())
+
+    def _apply(self, planned: Callable[[JoinSides], JoinPlan]) -> DataFrame:
+        left, right = self.left, self.right
+        watermark = _joined_watermark(left, right, self.method)
+        _require_no_operator(right, self.method)
+        one, other = [
+            JoinInput(name, side.frame.df.schema, side.frame.columns, column)
+            for name, side, column in zip(_NAMES, (left, right), _time_columns(left, right), strict=True)
+        ]
+        is_sensitive = is_case_sensitive(left.frame.df.sparkSession)
+        plan = planned(JoinSides(one, other, self.method, self.suffixes, is_sensitive))
+        rows = _side_rows(left, plan, 0).union(_side_rows(right, plan, 1))
+        frame = KeyedFrame(rows, left.frame.columns)
+        arguments = SparkArguments(plan.operator, plan.output, "append", plan.time_mode)
+        return left.apply(arguments, plan.operator.codecs, united=(frame, watermark))
 
 
 def _side_rows(side: KeyedInput, plan: JoinPlan, place: int) -> DataFrame:
@@ -73,12 +93,12 @@ def _time_columns(left: KeyedInput, right: KeyedInput) -> list[str]:
     return [side.own.watermark.column for side in (left, right) if side.own.watermark is not None]
 
 
-def _joined_watermark(left: KeyedInput, right: KeyedInput) -> Watermark:
+def _joined_watermark(left: KeyedInput, right: KeyedInput, method: str) -> Watermark:
     """The watermark of the operator: the smaller one of both sides'."""
     if left.frame.df.isStreaming != right.frame.df.isStreaming:
         name = _NAMES[int(left.frame.df.isStreaming)]
         raise ConfigurationError(
-            f"join_interval: the {name} side is a batch DataFrame, and the other one is a stream.",
+            f"{method}: the {name} side is a batch DataFrame, and the other one is a stream.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Read both as streams, or join the stream with the batch DataFrame by Spark's join().",
         )
@@ -87,18 +107,18 @@ def _joined_watermark(left: KeyedInput, right: KeyedInput) -> Watermark:
         watermark = side.own.watermark
         if watermark is None:
             raise ConfigurationError(
-                f"join_interval: the {name} side has no watermark, which names its event time.",
+                f"{method}: the {name} side has no watermark, which names its event time.",
                 hint="Pass key_by(..., watermark=statelog.Watermark(column, delay)) on both sides.",
             )
         if watermark.inputs > 1:
             raise ConfigurationError(
-                f"join_interval: the watermark of the {name} side has {watermark.inputs} inputs.",
+                f"{method}: the watermark of the {name} side has {watermark.inputs} inputs.",
                 hint="Give each side a watermark of one input; the join takes the smaller one of both sides.",
             )
         found.append(watermark)
     if found[0].max_ahead_ms != found[1].max_ahead_ms:
         raise ConfigurationError(
-            "join_interval: the watermarks of the two sides have different values of max_ahead.",
+            f"{method}: the watermarks of the two sides have different values of max_ahead.",
             hint="Give both the same one.",
         )
     return Watermark(
@@ -111,10 +131,10 @@ def _joined_watermark(left: KeyedInput, right: KeyedInput) -> Watermark:
     )
 
 
-def _require_no_operator(right: KeyedInput) -> None:
+def _require_no_operator(right: KeyedInput, method: str) -> None:
     unused = [name for name, value in vars(right.own).items() if value is not None and name != "watermark"]
     if unused:
         raise ConfigurationError(
-            f"join_interval: the right side has {', '.join(unused)}, and it is not an operator.",
+            f"{method}: the right side has {', '.join(unused)}, and it is not an operator.",
             hint="Give these arguments to the key_by of the left side.",
         )

@@ -9,36 +9,21 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.aggregates.build import (
-    KeyedDefinition,
-    KeyedPlan,
-    plan_aggregates,
-    plan_deduplication,
-    plan_latest,
-    plan_top,
-)
+from statelog.aggregates.build import plan_aggregates, plan_deduplication, plan_latest, plan_top
 from statelog.aggregates.functions import Aggregate
 from statelog.convert.arrow import ArrowProcessor
 from statelog.convert.codecs import ArrowCodecs, FrameCodecs, RowCodecs
-from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
-from statelog.numbers import Duration, in_milliseconds
+from statelog.numbers import Duration
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
-from statelog.spark.plan.checks import is_ansi, is_case_sensitive, require_classic
+from statelog.spark.plan.checks import require_classic
 from statelog.spark.plan.keyed_plan import KeyedFrame, SparkArguments
 from statelog.spark.plan.plan import StatelogArguments
 from statelog.streams.grouping import KeyedInput, checked_initial, keyed_frame
-from statelog.streams.joined import joined_by_interval
-from statelog.streams.windowed import (
-    WindowedStream,
-    dedup_delay_ms,
-    marked_columns,
-    window_time_column,
-    window_time_mode,
-)
+from statelog.streams.joined import JoinedSides
+from statelog.streams.windowed import WindowedStream, dedup_delay_ms, windowed
 from statelog.windows.assigners import WindowAssigner
-from statelog.windows.build import WindowDefinition
 
 
 def key_by(
@@ -253,8 +238,10 @@ class KeyedStream:
         --------
         >>> totals = statelog.key_by(orders, "user").agg(n=Count(), total=Sum("amount"))  # doctest: +SKIP
         """
-        plan = plan_aggregates(self._definition(), aggregates, named, output_mode=outputMode, ttl=ttl, combine=combine)
-        return self._apply(plan, outputMode, eventTimeColumnName)
+        plan = plan_aggregates(
+            self._keyed.definition, aggregates, named, output_mode=outputMode, ttl=ttl, combine=combine
+        )
+        return self._keyed.apply_planned(plan, outputMode, eventTimeColumnName)
 
     def dedup(
         self,
@@ -286,8 +273,8 @@ class KeyedStream:
             If the arguments do not go together.
         """
         delay_ms = dedup_delay_ms(self._keyed.frame.df, self._keyed.own.watermark) if within_watermark else None
-        plan = plan_deduplication(self._definition(), ttl, delay_ms)
-        return self._apply(plan, "append", eventTimeColumnName)
+        plan = plan_deduplication(self._keyed.definition, ttl, delay_ms)
+        return self._keyed.apply_planned(plan, "append", eventTimeColumnName)
 
     def latest(
         self,
@@ -318,8 +305,8 @@ class KeyedStream:
         ConfigurationError
             If there is no such column, or its values have no order.
         """
-        plan = plan_latest(self._definition(), by, ttl, combine=combine)
-        return self._apply(plan, "update", eventTimeColumnName)
+        plan = plan_latest(self._keyed.definition, by, ttl, combine=combine)
+        return self._keyed.apply_planned(plan, "update", eventTimeColumnName)
 
     def top(
         self,
@@ -353,8 +340,8 @@ class KeyedStream:
         ConfigurationError
             If there is no such column, or its values have no order.
         """
-        plan = plan_top(self._definition(), n, by, ttl, combine=combine)
-        return self._apply(plan, "update", eventTimeColumnName)
+        plan = plan_top(self._keyed.definition, n, by, ttl, combine=combine)
+        return self._keyed.apply_planned(plan, "update", eventTimeColumnName)
 
     def join_interval(
         self,
@@ -399,38 +386,64 @@ class KeyedStream:
         --------
         >>> orders.join_interval(payments, lower=0, upper="10 minutes", how="left")  # doctest: +SKIP
         """
+        return self._joined(right, "join_interval", suffixes).by_interval(lower, upper, how)
+
+    def join_asof(
+        self,
+        right: KeyedStream,
+        *,
+        tolerance: Duration | None = None,
+        how: str = "inner",
+        wait: bool = True,
+        suffixes: Sequence[str] = ("_left", "_right"),
+    ) -> DataFrame:
+        """Join each row with the newest row of another keyed stream that has the same key and is not later.
+
+        The event time of each side is the column of its `watermark`. Of right rows of one time the last to arrive
+        counts. A null in a key or a time matches nothing.
+
+        Parameters
+        ----------
+        right : KeyedStream
+            The right side, such as prices or rates with the times from which they are valid; as in
+            :meth:`join_interval`.
+        tolerance : int, timedelta or str, optional
+            How much older than the left row the right row may be: milliseconds, a timedelta, or words such as "1 day".
+            By default any age is allowed, and the newest row of each key is kept.
+        how : {"inner", "left"}
+            Whether left rows without a right row are dropped, or returned with nulls.
+        wait : bool
+            Whether a left row waits until the watermark has passed its time, and so gets the right row that belongs to
+            it. Otherwise it is returned in its own batch, with what is there, and never corrected.
+        suffixes : two of str
+            As in :meth:`join_interval`.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns under their names on the left side, and the other columns of both sides.
+
+        Raises
+        ------
+        ConfigurationError
+            As in :meth:`join_interval`.
+
+        Examples
+        --------
+        >>> purchases.join_asof(prices, tolerance="30 days", how="left")  # doctest: +SKIP
+        """
+        return self._joined(right, "join_asof", suffixes).as_of(tolerance, how, wait)
+
+    def _joined(self, right: KeyedStream, method: str, suffixes: Sequence[str]) -> JoinedSides:
         if not isinstance(right, KeyedStream):
             raise ConfigurationError(
-                f"join_interval takes a keyed stream, not {right!r:.80}.", hint="Pass statelog.key_by(df, ...)."
+                f"{method} takes a keyed stream, not {right!r:.80}.", hint="Pass statelog.key_by(df, ...)."
             )
-        return joined_by_interval(self._keyed, right._keyed, lower, upper, how, suffixes)
+        return JoinedSides(self._keyed, right._keyed, method, suffixes)
 
     @staticmethod
     def _initial(given: object) -> tuple[KeyedFrame | None, Mapping[str, DataFrame]]:
         return checked_initial(given._keyed if isinstance(given, KeyedStream) else given)
-
-    def _definition(self) -> KeyedDefinition:
-        frame, session, watermark = self._keyed.frame, self._keyed.frame.df.sparkSession, self._keyed.own.watermark
-        return KeyedDefinition(
-            schema=frame.df.schema,
-            keys=frame.key_columns,
-            key_schema=frame.key_schema,
-            event_time=next(iter(marked_columns(frame.df)), None) if watermark is None else watermark.column,
-            is_streaming=frame.df.isStreaming,
-            ansi=is_ansi(session),
-            is_case_sensitive=is_case_sensitive(session),
-        )
-
-    def _apply(self, plan: KeyedPlan, output_mode: str, event_time_column: str) -> DataFrame:
-        arguments = SparkArguments(plan.operator, plan.output, output_mode, plan.time_mode, event_time_column)
-        # A partial aggregate has one event time, and does not tell from which of several inputs its rows came.
-        watermark = self._keyed.own.watermark
-        if plan.step is not None and watermark and (watermark.inputs > 1 or watermark.max_ahead is not None):
-            raise ConfigurationError(
-                "With a watermark of several inputs or with max_ahead rows cannot be combined before the shuffle.",
-                hint="Leave out combine=True.",
-            )
-        return self._keyed.apply(arguments, plan.operator.codecs, plan.step)
 
     def window(
         self,
@@ -473,28 +486,4 @@ class KeyedStream:
         >>> by_user = statelog.key_by(events, "user")  # doctest: +SKIP
         >>> by_user.window(statelog.TumblingWindows("1 minute")).agg(statelog.Count())  # doctest: +SKIP
         """
-        df, watermark = self._keyed.frame.df, self._keyed.own.watermark
-        mode = window_time_mode(windows, timeMode)
-        if mode is not TimeMode.EVENT_TIME and (time_column is not None or watermark is not None):
-            raise ConfigurationError(
-                "time_column and watermark have a meaning in event time only.",
-                hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
-            )
-        if mode is TimeMode.PROCESSING_TIME and not df.isStreaming:
-            raise ConfigurationError(
-                "timeMode is 'ProcessingTime', but the DataFrame is a batch: all of its rows have one processing time.",
-                hint="Use event time with time_column.",
-            )
-        definition = WindowDefinition(
-            schema=df.schema,
-            keys=self._keyed.frame.columns,
-            zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
-            windows=windows,
-            time_mode=mode,
-            time_column=window_time_column(df, time_column, watermark) if mode is TimeMode.EVENT_TIME else None,
-            allowed_lateness_ms=in_milliseconds(allowed_lateness, "allowed_lateness", least=0),
-            late_column=late_column,
-            ansi=is_ansi(df.sparkSession),
-            is_case_sensitive=is_case_sensitive(df.sparkSession),
-        )
-        return WindowedStream(self._keyed, definition)
+        return windowed(self._keyed, windows, timeMode, time_column, allowed_lateness, late_column)

@@ -12,12 +12,14 @@ from pyspark.sql.types import StructType
 from statelog.aggregates.functions import Aggregate
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
+from statelog.numbers import Duration, in_milliseconds
 from statelog.operators.keyed.cursor import Row
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.runs.times import Watermark
+from statelog.spark.plan.checks import is_ansi, is_case_sensitive
 from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, SparkArguments
-from statelog.streams.grouping import KeyedInput
-from statelog.windows.assigners import CountWindows
+from statelog.streams.grouping import KeyedInput, marked_columns
+from statelog.windows.assigners import CountWindows, WindowAssigner
 from statelog.windows.build import WindowDefinition, WindowPlan
 from statelog.windows.processor import WindowProcessor
 
@@ -194,11 +196,6 @@ def window_time_column(df: DataFrame, asked: str | None, watermark: Watermark | 
     return marked[0]
 
 
-def marked_columns(df: DataFrame) -> list[str]:
-    """The columns with Spark's watermark."""
-    return [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
-
-
 def on_time(df: DataFrame, late_column: str) -> DataFrame:
     """Select the results from the output of windows with a column of late rows; drop that column.
 
@@ -252,3 +249,39 @@ def dedup_delay_ms(df: DataFrame, watermark: Watermark | None) -> int:
             hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass it watermark=.",
         )
     return int(df.schema[marked].metadata[WATERMARK_DELAY])
+
+
+def windowed(
+    keyed: KeyedInput,
+    windows: WindowAssigner,
+    time_mode: str | None,
+    time_column: str | None,
+    allowed_lateness: Duration,
+    late_column: str | None,
+) -> WindowedStream:
+    """Cut a keyed stream into windows; raises ConfigurationError if the arguments do not go together."""
+    df, watermark = keyed.frame.df, keyed.own.watermark
+    mode = window_time_mode(windows, time_mode)
+    if mode is not TimeMode.EVENT_TIME and (time_column is not None or watermark is not None):
+        raise ConfigurationError(
+            "time_column and watermark have a meaning in event time only.",
+            hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
+        )
+    if mode is TimeMode.PROCESSING_TIME and not df.isStreaming:
+        raise ConfigurationError(
+            "timeMode is 'ProcessingTime', but the DataFrame is a batch: all of its rows have one processing time.",
+            hint="Use event time with time_column.",
+        )
+    definition = WindowDefinition(
+        schema=df.schema,
+        keys=keyed.frame.columns,
+        zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
+        windows=windows,
+        time_mode=mode,
+        time_column=window_time_column(df, time_column, watermark) if mode is TimeMode.EVENT_TIME else None,
+        allowed_lateness_ms=in_milliseconds(allowed_lateness, "allowed_lateness", least=0),
+        late_column=late_column,
+        ansi=is_ansi(df.sparkSession),
+        is_case_sensitive=is_case_sensitive(df.sparkSession),
+    )
+    return WindowedStream(keyed, definition)

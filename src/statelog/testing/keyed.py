@@ -19,7 +19,7 @@ from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema, parse_output
 from statelog.coordinator.admission import OperatorConfig
 from statelog.errors import ConfigurationError
-from statelog.joins.interval import IntervalJoin
+from statelog.joins.sides import JoinOperator
 from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime, WatermarkPolicy
 from statelog.operators.keyed.operator import KeyedOperator, KeyedRows
@@ -244,7 +244,7 @@ class KeyedQuery:
 
 
 def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
-    if isinstance(processor, Windows | KeyedAggregates | Deduplicate | IntervalJoin):
+    if isinstance(processor, Windows | KeyedAggregates | Deduplicate | JoinOperator):
         return processor.codecs
     if isinstance(processor, ArrowProcessor):
         return ArrowCodecs()

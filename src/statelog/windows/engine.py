@@ -23,7 +23,6 @@ from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import Mask
 from statelog.operators.keyed.cursor import Row
 from statelog.operators.keyed.indexing import IndexedRows, Int64s
-from statelog.operators.keyed.time_columns import TimeRows
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.tables.table import KeyBatch
@@ -245,9 +244,11 @@ def last_of_each(owners: Int64s) -> Int64s:
     return np.flatnonzero(np.diff(owners, append=-1))
 
 
-def open_and_closed(rows: TimeRows, is_open: Mask) -> tuple[Int64s, Mask]:
-    """The keys of which no row is open, and the rows of the others that are not; all rows of the keys are given."""
-    owners = rows.key_index
+def open_and_closed(owners: Int64s, is_open: Mask) -> tuple[Int64s, Mask]:
+    """The keys of which no row is open, and the rows of the others that are not.
+
+    `owners` has the key of each row, ascending; all rows of the keys are given.
+    """
     is_kept = np.zeros(int(owners[-1]) + 1, bool)
     is_kept[owners[is_open]] = True
     return np.unique(owners[~is_kept[owners]]), ~is_open & is_kept[owners]

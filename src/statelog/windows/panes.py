@@ -214,7 +214,7 @@ class TimeWindows(Windows):
         if not len(owners):
             return
         is_open = panes >= grid.first_open(times.closed_now_ms)
-        emptied, is_removed = open_and_closed(stored, is_open)
+        emptied, is_removed = open_and_closed(stored.key_index, is_open)
         self._panes.clear(emptied)
         self._contents.clear(emptied)
         self._remove(owners[is_removed], panes[is_removed])

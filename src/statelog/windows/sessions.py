@@ -258,7 +258,7 @@ class Sessions(Windows):
         if not len(owners):
             return
         is_open = ends > times.closed_now_ms
-        emptied, is_removed = open_and_closed(stored, is_open)
+        emptied, is_removed = open_and_closed(stored.key_index, is_open)
         self._clear(emptied)
         self._remove(owners[is_removed], stored.times_ms[is_removed], ends[is_removed])
         owners, ends = owners[is_open], ends[is_open]
