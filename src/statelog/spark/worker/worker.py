@@ -217,6 +217,7 @@ class WorkerProcess:
             clock=SystemClock(),
             token=f"{task.attempt}-{secrets.token_hex(_TOKEN_BYTES)}",
             measurements=self._measurements,
+            stage=context.stageId(),
         )
 
     def client(self, driver: DriverAddress, options: Options, task: TaskId) -> RpcClient:
