@@ -125,6 +125,7 @@ _EXTENDED = (
     "tests/coordinator/test_crash_points.py::test_a_process_dies_at_every_store_operation[keyed-before-within]",
     "tests/coordinator/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-driver-after]",
     "tests/coordinator/test_kill_points.py::test_a_process_is_killed_at_every_store_operation[unkeyed-within-task-before]",
+    "tests/spark/test_lost_disk.py::test_a_task_is_repeated_elsewhere_and_its_subtask_stays_there",
 )
 """Left out by ``./dev test``: combinations of which others are in it, and the long story of several executors."""
 

@@ -137,6 +137,18 @@ def test_a_job_counts_once_and_one_of_another_host_not_at_all(attempts: Attempts
     assert [base.levels for base in attempts.latest.bases] == [newer]
 
 
+def test_a_call_that_is_repeated_for_want_of_its_reply_gets_the_same(attempts: Attempts) -> None:
+    attempts.batch(0)
+    begun = attempts.begin(1)
+    levels, job = attempts.store(begun, 0), attempts.grant(begun).job
+    for _ in range(3):
+        assert attempts.ack(1, b"1", levels, job) is JobOutcome.ACCEPTED
+    assert attempts.latest.bases[0].levels == levels
+    assert attempts.latest.revision == 0
+    attempts.batch(2)
+    assert attempts.runs == [levels[0].runs[0].name]
+
+
 def test_a_job_that_comes_with_a_repetition_is_kept_for_the_next_batch(attempts: Attempts) -> None:
     """The checkpoint is there already, and the same result again writes nothing."""
     attempts.batch(0)

@@ -175,7 +175,7 @@ def test_a_proof_for_another_connection_is_worth_nothing(server: RpcServer, hand
 
 def test_a_client_of_another_version_is_not_answered(server: RpcServer) -> None:
     with connect(server) as pending:
-        own = b"statelog-rpc-3\0\0" + bytes(HELLO_BYTES - 16)
+        own = b"statelog-rpc-2\0\0" + bytes(HELLO_BYTES - 16)
         pending.sendall(own + make_proof(SECRET, Side.CLIENT, read(pending, HELLO_BYTES), own))
         assert read_to_end(pending) == b""
 

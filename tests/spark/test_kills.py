@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from statelog import Options, Step, Tuning
 from statelog.spark.driver.internals import CHECKPOINT_FILES
 from statelog.spark.plan.placement import CHECKPOINT_MANAGER
-from tests.spark.faults import KillAt, make_marker
+from tests.spark.faults import KillAt, make_marker, wait_until
 from tests.spark.support import Job, Ledger, make_orders, start_driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -50,6 +50,27 @@ def test_a_worker_killed_at_a_step_loses_nothing(
     assert "Python worker exited unexpectedly" in text
     job.run(job.ledger(spark, 3, options))
 
+    job.require_exact()
+
+
+def test_local_files_of_a_killed_executor_are_removed(tmp_path: Path) -> None:
+    """Of a JVM that runs tasks itself; its successor has another scratch directory."""
+    job = Job(tmp_path).add(make_orders(3, seed=6))
+    scratch, stalled, go_on = tmp_path / "scratch", tmp_path / "stalled", tmp_path / "go-on"
+    arguments = {"parallelism": 2, "settings": {"spark.local.dir": str(scratch)}}
+    stall = {"at": Step.LAST_ACK, "batch": 1, "stalled": str(stalled), "go_on": str(go_on)}
+    driver = start_driver("ledger", tmp_path, {**arguments, "stall": stall})
+    wait_until(stalled.exists, "the driver to stall")
+    left = list(scratch.glob("blockmgr-*/statelog/*/*/2/*.used"))
+    assert len(left) == 2
+    os.kill(int(driver.jvm_pid_file.read_text()), signal.SIGKILL)
+    go_on.touch()
+    driver.wait()
+    assert all(path.exists() for path in left)
+
+    driver = start_driver("ledger", tmp_path, arguments)
+    assert driver.wait() == 0, driver.end
+    assert not any(path.exists() for path in left)
     job.require_exact()
 
 

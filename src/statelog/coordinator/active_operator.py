@@ -187,6 +187,9 @@ class ActiveOperator:
         """
         ack = accepted.ack
         subtask = ack.task.subtask
+        known = batch.acks.get(subtask)
+        if known is not None and known.ack == ack:
+            return known.outcome, False  # the attempt has not got the reply
         require_own_segments(ack, self._inventory.changes_folder(self.identity, subtask), self.name)
         if is_final and batch.differs(ack):
             raise ProcessorError(
@@ -202,14 +205,16 @@ class ActiveOperator:
         fits = self.policy.fits(ack, self._views.genesis_digests[subtask])
         if not ack.has_changeset:
             is_counted = self._count(batch, accepted)
-            return JobOutcome.ACCEPTED if is_counted else JobOutcome.VOID, is_counted
+            accepted.outcome = JobOutcome.ACCEPTED if is_counted else JobOutcome.VOID
+            return accepted.outcome, is_counted
         levels, payload, accepted.levels, accepted.levels_payload = accepted.levels, accepted.levels_payload, [], b""
         former = batch.acks.get(subtask)
         is_counted = self._count(batch, accepted)
         if former is not None:
             # The state of an earlier batch is the same, whichever attempt materialized it.
             accepted.levels, accepted.levels_payload = former.levels, former.levels_payload
-        return self.policy.settle(batch, ack, levels, payload, fits=fits, is_counted=is_counted), is_counted
+        accepted.outcome = self.policy.settle(batch, ack, levels, payload, fits=fits, is_counted=is_counted)
+        return accepted.outcome, is_counted
 
     def _count(self, batch: OperatorBatch, accepted: AcceptedAck) -> bool:
         is_counted = batch.accept(accepted, self.name)

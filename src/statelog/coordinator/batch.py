@@ -12,7 +12,7 @@ from statelog.log.references import Level, SegmentRef
 from statelog.log_fields import get_logger
 from statelog.metrics import CheckpointMetrics
 from statelog.operators.event_time import WatermarkPolicy
-from statelog.rpc.messages import Ack
+from statelog.rpc.messages import Ack, JobOutcome
 from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS
 
@@ -68,6 +68,8 @@ class AcceptedAck:
     """Whether an entry references the result."""
     received_s: float = 0.0
     """When it came, by the driver's monotonic clock."""
+    outcome: JobOutcome = JobOutcome.NONE
+    """What the attempt was told of its materialization."""
 
     @classmethod
     def of(cls, ack: Ack, payload: bytes, name: str) -> Self:

@@ -43,6 +43,7 @@ from statelog.rpc.messages import (
     Begin,
     Begun,
     CheckOwner,
+    DiskFailed,
     Fetch,
     Fetched,
     Kept,
@@ -269,6 +270,8 @@ class Coordinator:
             case CheckOwner():
                 self._operator_of(request.task)
                 self.require_ownership()
+            case DiskFailed():
+                pass  # of interest only to who places the subtasks
             case Ack():
                 return self.ack(request, payload)
         return Acked()

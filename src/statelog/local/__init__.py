@@ -15,7 +15,8 @@ The life of a local run:
 4. The batch adds its changeset as one more local run.
 5. After the batch, adjacent small runs are merged into one that replaces them. ``materializer`` does the large merges,
    and stores the state of the subtask, a slice after each batch.
-6. When the subtask has moved to another host, ``use`` removes its directory.
+6. When the subtask has moved to another host, ``use`` removes its directory. ``owners`` removes those of executors that
+   were killed.
 
 Unkeyed subtasks have ``snapshots`` instead of runs.
 

@@ -105,6 +105,13 @@ def remove_other_parallelisms(directory: Path) -> None:
                 other.rmdir()
 
 
+def remove_all(folder: Path) -> bool:
+    """Remove the directories of all subtasks below a folder, except those where a task runs; whether none is left."""
+    for used_file in folder.glob(f"*/*/*/*{_SUFFIX}"):
+        _remove_if(used_file, lambda used: True)
+    return not any(folder.glob(f"*/*/*/*{_SUFFIX}"))
+
+
 def _is_unused(used: int, batch: int, spare_batches: int) -> bool:
     text = os.pread(used, _BATCH_BYTES, 0)
     last = int(text) if text.strip().isdigit() else None

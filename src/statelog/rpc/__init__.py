@@ -7,8 +7,8 @@
 4. `handshake` lets both sides prove that they know the driver's secret before anything else is read; `tls` encrypts the
    connection where Spark encrypts its own.
 
-The client repeats a call whose connection broke. The server may therefore see a call twice, and every handler accepts
-that.
+While a call waits or is being handled the server sends beats. A client that hears nothing for some time repeats the
+call on a new connection. The server may therefore see a call twice, even at once, and every handler accepts that.
 
 Words of this package:
 

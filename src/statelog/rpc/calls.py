@@ -10,7 +10,8 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ErrorKind, ProtocolError, StatelogError, error_from_parts
 from statelog.log_fields import get_logger
-from statelog.rpc.channel import ByteBudget, Channel, RpcPolicy
+from statelog.rpc.channel import ByteBudget, Channel, RpcPolicy, SilentError
 from statelog.rpc.handshake import PendingConnections, prove
 from statelog.rpc.messages import Failure, Ping, Reply, Request, Tick
 from statelog.sealed import MALFORMED
@@ -30,11 +31,14 @@ _log = get_logger(__name__)
 
 _BACKLOG: Final = 512
 _CLOSE_TIMEOUT_S: Final = 5.0
+_BEAT_TIMEOUT_S: Final = 0.1
 
 _CALL: Final = struct.Struct("!IQ")
 """Header of a call: size of the request, and of its payload, in bytes."""
 _REPLY: Final = struct.Struct("!Q")
 """Header of a reply: its size in bytes."""
+_BEAT: Final = (1 << 64) - 1
+"""In place of the size: the call waits for room, arrives or is being handled."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _requests: Final = msgspec.msgpack.Decoder(Request)
@@ -66,6 +70,7 @@ class RpcServer:
         self._policy = policy or RpcPolicy()
         self._clock = clock or SystemClock()
         self._in_flight = ByteBudget(self._policy.max_in_flight_bytes)
+        self._beats = _Beats(self._policy, self._clock)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::")
         self.port: int = listener.getsockname()[1]
@@ -95,10 +100,15 @@ class RpcServer:
         if request_bytes > policy.max_request_bytes or payload_bytes > policy.max_payload_bytes:
             _log.warning("a task's call of %d and %d bytes was refused", request_bytes, payload_bytes)
             return False
-        with self._in_flight.holding(request_bytes + payload_bytes):
+        with ExitStack() as held:
+            with self._beats.during(channel):
+                held.enter_context(self._in_flight.holding(request_bytes + payload_bytes))
             deadline_s = self._clock.monotonic_s() + policy.transfer_timeout_s
-            request = channel.receive(request_bytes, deadline_s)
-            reply = self._answer(request, channel.receive(payload_bytes, deadline_s))
+            arrives = self._beats.while_receiving(channel)
+            request = channel.receive(request_bytes, deadline_s, arrives)
+            payload = channel.receive(payload_bytes, deadline_s, arrives)
+            with self._beats.during(channel):
+                reply = self._answer(request, payload)
         channel.send([_REPLY.pack(len(reply)), reply], self._clock.monotonic_s() + policy.transfer_timeout_s)
         return True
 
@@ -130,10 +140,72 @@ class RpcServer:
     def close(self) -> None:
         """Stop listening; open connections stay open until their clients end."""
         self._pending.close(_CLOSE_TIMEOUT_S)
+        self._beats.close()
+
+
+class _Beats:
+    """Tells clients every `beat_s` that their calls have not been lost.
+
+    A thread does it while a connection's own thread waits or works. Otherwise a client could not tell a long wait from
+    packets that are dropped, for which the system of either end tries again later and later.
+    """
+
+    def __init__(self, policy: RpcPolicy, clock: Clock) -> None:
+        self._beat_s = policy.beat_s
+        self._clock = clock
+        self._waiting: dict[Channel, float] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        threading.Thread(target=self._run, name="statelog-rpc-beats", daemon=True).start()
+
+    @contextmanager
+    def during(self, channel: Channel) -> Iterator[None]:
+        """Send beats during the block, in which nobody else may use the channel."""
+        with self._lock:
+            self._waiting[channel] = self._clock.monotonic_s() + self._beat_s
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.pop(channel, None)
+
+    def while_receiving(self, channel: Channel) -> Callable[[], None]:
+        """A function that sends a beat if the last one is long ago; for the channel's own thread."""
+        due_s = self._clock.monotonic_s() + self._beat_s
+
+        def beat_if_due() -> None:
+            nonlocal due_s
+            now_s = self._clock.monotonic_s()
+            if now_s >= due_s:
+                due_s = now_s + self._beat_s
+                self._beat(channel)
+
+        return beat_if_due
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._beat_s / 4):
+            with self._lock:
+                now_s = self._clock.monotonic_s()
+                for channel in [channel for channel, due_s in self._waiting.items() if due_s <= now_s]:
+                    self._waiting[channel] = now_s + self._beat_s
+                    self._beat(channel)
+
+    def _beat(self, channel: Channel) -> None:
+        try:
+            # There is room, unless the client takes nothing: then part of a beat may be sent, and all else is lost.
+            channel.send([_REPLY.pack(_BEAT)], self._clock.monotonic_s() + _BEAT_TIMEOUT_S)
+        except OSError:
+            channel.shut_down()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
 
 
 class RpcClient:
     """A connection to the driver, for one thread at a time.
+
+    If the driver is silent for `silence_s`, the call is repeated on a new connection, until its time is over.
 
     With the server's `certificate`, the connection uses TLS, and no server with another one is accepted. `caller` names
     the client in messages. Raises ProtocolError if the driver cannot be reached or does not know the secret.
@@ -151,23 +223,26 @@ class RpcClient:
         clock: Clock | None = None,
     ) -> None:
         self._where = f"the coordinator at {host}:{port}"
+        self._address = host, port
+        self._secret = secret
+        self._certificate = certificate
         self._policy = policy or RpcPolicy()
         self._clock = clock or SystemClock()
         self.process_id = os.getpid()
         self.is_broken = False
-        self._channel = self._connect(host, port, secret, certificate, f"{caller}: " if caller else "")
+        self._channel = self._connect(f"{caller}: " if caller else "")
 
-    def _connect(self, host: str, port: int, secret: bytes, certificate: bytes, who: str) -> Channel:
+    def _connect(self, who: str) -> Channel:
         deadline_s = self._clock.monotonic_s() + self._policy.handshake_timeout_s
         try:
-            connection = socket.create_connection((host, port), timeout=self._policy.handshake_timeout_s)
+            connection = socket.create_connection(self._address, timeout=self._policy.handshake_timeout_s)
         except OSError as error:
             raise self._unreachable(who, error) from error
         channel = Channel(connection, self._policy, self._clock)
         try:
-            if certificate:
-                self._begin_tls(channel, certificate, deadline_s, who)
-            is_known = prove(channel, secret, deadline_s)
+            if self._certificate:
+                self._begin_tls(channel, self._certificate, deadline_s, who)
+            is_known = prove(channel, self._secret, deadline_s)
         except (EOFError, OSError) as error:
             channel.close()
             raise self._unreachable(who, error, is_connected=True) from error
@@ -177,7 +252,22 @@ class RpcClient:
                 f"{who}{self._where} does not know this query's secret, or is of another version of statelog.",
                 hint="Do driver and executors run the same version? Then restart the query.",
             )
+        channel.silence_s = self._policy.silence_s
         return channel
+
+    def _connect_again(self, who: str, deadline_s: float) -> Channel:
+        """A new connection in place of one that is silent; the driver may be out of reach for some time."""
+        pause = threading.Event()
+        while True:
+            try:
+                return self._connect(who)
+            except ProtocolError as error:
+                cause = error.__cause__
+                is_out_of_reach = isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError)
+                is_over = self._clock.monotonic_s() + self._policy.reconnect_s >= deadline_s
+                if not is_out_of_reach or is_over:
+                    raise
+                pause.wait(self._policy.reconnect_s)
 
     def _begin_tls(self, channel: Channel, certificate: bytes, deadline_s: float, who: str) -> None:
         import ssl
@@ -215,11 +305,7 @@ class RpcClient:
         # If this call ends early, its reply may still come; it must not be read as the reply to the next call.
         self.is_broken = True
         try:
-            self._channel.send([_CALL.pack(len(encoded), len(payload)), encoded, payload], deadline_s)
-            (size,) = _REPLY.unpack(self._channel.receive(_REPLY.size, deadline_s))
-            if size > policy.max_reply_bytes:
-                raise OSError(f"a reply of {size} bytes is larger than {policy.max_reply_bytes}")
-            reply: Reply = _replies.decode(self._channel.receive(size, deadline_s))
+            reply = self._exchange(who, [_CALL.pack(len(encoded), len(payload)), encoded, payload], deadline_s)
         except (EOFError, OSError, *MALFORMED) as error:
             self._channel.close()
             if isinstance(error, TimeoutError) and error.errno is None:
@@ -229,6 +315,29 @@ class RpcClient:
         if isinstance(reply, Failure):
             raise error_from_parts(reply.error, reply.message, reply.kind, reply.hint)
         return reply
+
+    def _exchange(self, who: str, parts: list[bytes], deadline_s: float) -> Reply:
+        """Send a call and receive the reply, on one connection after the other if they are silent."""
+        while True:
+            try:
+                self._channel.send(parts, deadline_s)
+                reply: Reply = _replies.decode(self._receive_reply(deadline_s))
+                return reply
+            except SilentError as error:
+                _log.warning("%s: %s is silent (%s); the call is repeated", who, self._where, error)
+                self._channel.close()
+                # The call may be large and the network slow: then the next attempt must not end as early.
+                silence_s = 2 * (self._channel.silence_s or 0)
+                self._channel = self._connect_again(f"{who}: ", deadline_s)
+                self._channel.silence_s = silence_s
+
+    def _receive_reply(self, deadline_s: float) -> bytes:
+        size = _BEAT
+        while size == _BEAT:
+            (size,) = _REPLY.unpack(self._channel.receive(_REPLY.size, deadline_s))
+        if size > self._policy.max_reply_bytes:
+            raise OSError(f"a reply of {size} bytes is larger than {self._policy.max_reply_bytes}")
+        return self._channel.receive(size, deadline_s)
 
     def _late(self, who: str) -> ProtocolError:
         return ProtocolError(

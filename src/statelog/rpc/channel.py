@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,12 @@ class RpcPolicy:
     """Connections without a proof at a time; one more ends the oldest."""
     accept_backoff_s: float = 0.2
     """How long no connection is accepted after accepting has failed, for want of file descriptors, say."""
+    beat_s: float = 5.0
+    """How often the server says that a call waits or is being handled."""
+    silence_s: float = 20.0
+    """After so long without a sign of the server a client gives up a connection, and repeats its call on a new one."""
+    reconnect_s: float = 1.0
+    """Between two attempts at a new connection."""
     transfer_timeout_s: float = 300.0
     """How long the rest of a request may take after its first byte, or a client to take its reply."""
     max_request_bytes: int = 64 << 20
@@ -47,16 +54,23 @@ _RECEIVED_BYTES: Final = 1 << 20
 _ENCRYPTED_BYTES: Final = 1 << 18
 
 
+class SilentError(OSError):
+    """For some time no byte came from the other end, and none could be sent to it."""
+
+
 class Channel:
     """A connected socket whose operations have deadlines, in seconds of the monotonic clock.
 
-    They raise OSError if the connection is broken, TimeoutError after the deadline, and EOFError at the end. `tls` is
-    this end of the connection's TLS after its handshake; None if the bytes travel in clear.
+    They raise OSError if the connection is broken, TimeoutError after the deadline, and EOFError at the end. With a
+    `silence_s` they raise SilentError if no byte travels for so long. `tls` is this end of the connection's TLS after
+    its handshake; None if the bytes travel in clear.
     """
 
     def __init__(self, connection: socket.socket, policy: RpcPolicy, clock: Clock, tls: Tls | None = None) -> None:
         self._socket = connection
         self._clock = clock
+        self._ahead = b""
+        self.silence_s: float | None = None
         self._tls = tls
         # Together with delayed acknowledgements, Nagle's algorithm would add 40 ms to a call.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -86,14 +100,50 @@ class Channel:
                 self._send_bytes(piece, deadline_s)
 
     def _send_bytes(self, data: bytes, deadline_s: float) -> None:
-        self._socket.settimeout(self._left_s(deadline_s))
-        self._socket.sendall(data)
+        if self.silence_s is None:
+            self._socket.settimeout(self._left_s(deadline_s))
+            self._socket.sendall(data)
+            return
+        rest = memoryview(data)
+        self._socket.settimeout(0)
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                self._await_room(deadline_s)
 
-    def receive(self, size: int, deadline_s: float) -> bytes:
-        """Receive exactly `size` bytes; memory grows only as they arrive."""
+    def _await_room(self, deadline_s: float) -> None:
+        """Wait until more can be sent. What comes meanwhile is kept: it shows that the other end is there."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            while True:
+                ready = selector.select(self._patience_s(deadline_s))
+                if not ready:
+                    self._require_sound(deadline_s)
+                events = ready[0][1] if ready else 0
+                if events & selectors.EVENT_READ:
+                    received = self._socket.recv(_RECEIVED_BYTES)
+                    if not received:
+                        raise EOFError("the connection ended")
+                    self._ahead += received
+                if events & selectors.EVENT_WRITE:
+                    return
+
+    def _patience_s(self, deadline_s: float) -> float:
+        left_s = self._left_s(deadline_s)
+        return left_s if self.silence_s is None else min(left_s, self.silence_s)
+
+    def _require_sound(self, deadline_s: float) -> None:
+        """Raise SilentError, unless the wait was for the deadline."""
+        if self.silence_s is not None and self._clock.monotonic_s() < deadline_s:
+            raise SilentError(f"nothing came for {self.silence_s:g} s")
+
+    def receive(self, size: int, deadline_s: float, received_some: Callable[[], None] = lambda: None) -> bytes:
+        """Receive exactly `size` bytes; memory grows only as they arrive. `received_some` is called after each part."""
         received = BytesIO()
         while received.tell() < size:
             received.write(self._receive_some(size - received.tell(), deadline_s))
+            received_some()
         return received.getvalue()
 
     def receive_next(self, size: int, timeout_s: float) -> bytes:
@@ -110,8 +160,16 @@ class Channel:
         return content
 
     def _receive_bytes(self, most: int, deadline_s: float | None) -> bytes:
-        self._socket.settimeout(None if deadline_s is None else self._left_s(deadline_s))
-        data = self._socket.recv(most)
+        if self._ahead:
+            data, self._ahead = self._ahead[:most], self._ahead[most:]
+            return data
+        self._socket.settimeout(None if deadline_s is None else self._patience_s(deadline_s))
+        try:
+            data = self._socket.recv(most)
+        except TimeoutError as error:
+            if deadline_s is not None and error.errno is None:
+                self._require_sound(deadline_s)
+            raise
         if not data:
             raise EOFError("the connection ended")
         return data
@@ -121,6 +179,11 @@ class Channel:
         if left_s <= 0:
             raise TimeoutError("timed out")
         return left_s
+
+    def shut_down(self) -> None:
+        """End the connection while another thread may use it: that thread then gets an error."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-_MAGIC: Final = b"statelog-rpc-2\0\0"
+_MAGIC: Final = b"statelog-rpc-3\0\0"
 _NONCE_BYTES: Final = 32
 HELLO_BYTES: Final = len(_MAGIC) + _NONCE_BYTES
 """Size of the first message of each side; the server begins."""

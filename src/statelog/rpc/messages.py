@@ -161,6 +161,14 @@ class CheckOwner(msgspec.Struct, frozen=True, tag="owner"):
     task: TaskId
 
 
+class DiskFailed(msgspec.Struct, frozen=True, tag="disk"):
+    """A subtask's attempt fails because local files cannot be kept where it runs."""
+
+    task: TaskId
+    stage: int
+    """Spark's stage id of the task."""
+
+
 class TaskTimes(msgspec.Struct, frozen=True, array_like=True):
     """Where a task's time went, in seconds; :class:`statelog.metrics.SubtaskMetrics` has the meanings."""
 
@@ -325,7 +333,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     hint: str
 
 
-TaskRequest = Begin | Fetch | ReadProgress | CheckOwner | Ack
-"""What tasks of an operator ask its coordinator."""
+TaskRequest = Begin | Fetch | ReadProgress | CheckOwner | DiskFailed | Ack
+"""What tasks of an operator ask its coordinator, or tell it."""
 Request = TaskRequest | Tick | Ping
 Reply = Begun | Kept | Fetched | Acked | Ticked | Pinged | Failure

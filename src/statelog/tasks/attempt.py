@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,18 @@ from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.use import LocalCache, disk_error, in_use, is_turn_to_remove, remove_unused
 from statelog.metrics import Measurements, Step
 from statelog.options import Options
-from statelog.rpc.messages import Acked, Begin, Begun, CheckOwner, Kept, ReadProgress, Reply, Request, TaskId
+from statelog.rpc.messages import (
+    Acked,
+    Begin,
+    Begun,
+    CheckOwner,
+    DiskFailed,
+    Kept,
+    ReadProgress,
+    Reply,
+    Request,
+    TaskId,
+)
 from statelog.stopwatch import Part, Stopwatch
 from statelog.storage import Store
 from statelog.tables.open import MemoryTables
@@ -54,6 +65,8 @@ class Attempt:
     token: str
     """Unique among all attempts."""
     measurements: Measurements = field(default_factory=Measurements)
+    stage: int = -1
+    """Spark's stage id; -1 without Spark."""
 
     @cached_property
     def stopwatch(self) -> Stopwatch:
@@ -92,6 +105,9 @@ class Attempt:
                         kind=error.kind,
                         hint=error.hint,
                     ) from error
+            if error.kind is ErrorKind.LOCAL_DISK:
+                with suppress(StatelogError):  # it only helps the next attempt
+                    self.call(DiskFailed(self.task, self.stage), b"")
             raise
 
     def begin(self, input_rows: int, time_ms: int | None) -> Begun | None:

@@ -85,6 +85,21 @@ def test_a_setting_that_matters_is_a_finding(setting: str, value: str, check: st
     assert found[0].remedy
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [
+        ({}, True),
+        ({"spark.master": "local[2]"}, False),
+        ({"spark.excludeOnFailure.taskAndStage.enabled": "true"}, False),
+        ({"spark.excludeOnFailure.enabled": "true"}, False),
+        ({"spark.excludeOnFailure.enabled": "true", "spark.excludeOnFailure.taskAndStage.enabled": "false"}, True),
+    ],
+)
+def test_the_setting_that_belongs_to_full_disks_is_told(settings: dict[str, str], is_told: bool) -> None:
+    told = [one for one in setting_findings(CLUSTER | settings, DRIVER) if "taskAndStage.enabled=true" in one.found]
+    assert [one.level for one in told] == ["ok"] * is_told
+
+
 AES = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 
 

@@ -29,11 +29,12 @@ from statelog.log.open import open_log, open_retrying_store
 from statelog.log_fields import LogFields, get_logger, in_background, log_fields
 from statelog.metrics import Measurements
 from statelog.rpc.calls import RpcServer
-from statelog.rpc.messages import Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
+from statelog.rpc.messages import Acked, DiskFailed, Ping, Pinged, Reply, Request, TaskId, Tick, Ticked
 from statelog.rpc.tls import TlsIdentity
 from statelog.rpc.tls import new_identity as new_tls_identity
 from statelog.spark.checkpoint.location import open_checkpoint
-from statelog.spark.driver import internals
+from statelog.spark.driver import executor_internals, internals
+from statelog.spark.driver.avoided_executors import AvoidedExecutors
 from statelog.spark.driver.encryption import encrypts_traffic
 from statelog.spark.driver.interpreter import is_on_this_machine
 from statelog.spark.driver.planned_query import PlannedQuery, StoredInitial
@@ -120,6 +121,7 @@ class Endpoint:
         self._checked: set[str] = set()
         """The locations other than directories whose stores can be trusted with a log."""
         self._ends: dict[str, StateMissingError | None] = {}
+        self._avoided = AvoidedExecutors(self._clock)
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
         self._clock_starts = ClockStarts(self._clock)
@@ -151,7 +153,7 @@ class Endpoint:
             check_file_sink(session, query, PlannedQuery(query, plans).has_state_of)
             for plan in plans:
                 if plan.placement is not None:
-                    plan.placement.keep_during(query)
+                    plan.placement.keep_during(query, self._avoided)
             if any(plan.has_initial for plan in plans):
                 self._store_initial(PlannedQuery(query, plans), run_id)
             if any(plan.no_data_rule.needs_clock for plan in plans):
@@ -236,9 +238,30 @@ class Endpoint:
             return Ticked(self._clocks.needs_batch(request))
         if isinstance(request, Ping):
             return Pinged(self._clock.now_s())
+        if isinstance(request, DiskFailed):
+            self._avoid_executor_of(request)
+            return Acked()
         task = request.task
         with log_fields(LogFields(task.uid, task.batch, task.subtask)):
             return self._coordinator(task).handle(request, payload)
+
+    def _avoid_executor_of(self, failed: DiskFailed) -> None:
+        with self._lock:
+            plan = self._plans.get(failed.task.instance)
+        if plan is None or plan.placement is None:
+            return  # Spark alone decides where the subtask runs.
+        try:
+            found = executor_internals.executor_of(plan.session, failed.stage, failed.task.attempt)
+        except Exception as error:  # not Apache Spark's status store
+            _log.debug("the executor of %s is unknown: %s", failed.task.name, error)
+            found = None
+        if found is not None and (avoided_s := self._avoided.note(*found)) is not None:
+            _log.warning(
+                "executor %s on host %s cannot keep local files: for %.0f min subtasks are placed on others, if there"
+                " are any",
+                *found,
+                avoided_s / 60,
+            )
 
     def _coordinator(self, task: TaskId) -> Coordinator:
         with self._lock:

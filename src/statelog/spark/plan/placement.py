@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.log_fields import get_logger
 from statelog.options import Options
 from statelog.spark.driver import executor_internals, internals
+from statelog.spark.driver.avoided_executors import AvoidedExecutors
 
 _log = get_logger(__name__)
 
@@ -121,7 +122,9 @@ class Placement:
         self._name = name
         self._parallelism = parallelism
         self._table = _placement_table(session, name, parallelism)
+        self._avoided: AvoidedExecutors | None = None
         self._executors: list[str] = []
+        self._present = 0
         self._attempts = 0
         self._starts: set[str] = set()
         self._lock = threading.Lock()
@@ -142,9 +145,13 @@ class Placement:
         """The executor of each subtask while a query runs; None for a subtask that has none yet."""
         return executor_internals.cached_partitions(self._table, self._parallelism)
 
-    def keep_during(self, query: StreamingQuery) -> None:
-        """Place the subtasks for a query that is about to start, and keep them placed until it ends."""
+    def keep_during(self, query: StreamingQuery, avoided: AvoidedExecutors) -> None:
+        """Place the subtasks for a query that is about to start, and keep them placed until it ends.
+
+        They get no place on an avoided executor while there are others.
+        """
         run_id = str(query.runId)
+        self._avoided = avoided
         try:
             self._hold(run_id)
         except Exception as error:
@@ -199,7 +206,7 @@ class Placement:
         """
         session = self._table.sparkSession
         is_local = str(session.sparkContext.master).split("[")[0] == "local"
-        executors = [] if is_local else executor_internals.executors(session)
+        executors = [] if is_local else self._usable(session)
         if executors != self._executors:
             self._executors, self._attempts = executors, _REBALANCE_ATTEMPTS
         if not executors or not self._attempts:
@@ -207,6 +214,14 @@ class Placement:
         moved = self._rebalanced(self.places())
         self._attempts = self._attempts - 1 if moved else 0
         return sorted(set(moved.values()))
+
+    def _usable(self, session: SparkSession) -> list[str]:
+        """The present executors that subtasks may be on."""
+        present = executor_internals.executors(session)
+        self._present = len(present)
+        if self._avoided is None:
+            return present
+        return self._avoided.others(present, lambda: executor_internals.executor_hosts(session))
 
     def _rebalance(self) -> None:
         """Move subtasks to these executors."""
@@ -220,7 +235,8 @@ class Placement:
         executor_internals.cache_partitions(self._table, wished)
 
     def _rebalanced(self, places: list[str | None]) -> dict[int, str]:
-        return rebalanced(places, self._executors, executor_internals.slots(self._table.sparkSession))
+        slots = executor_internals.slots(self._table.sparkSession) * len(self._executors) // max(self._present, 1)
+        return rebalanced(places, self._executors, slots)
 
 
 def _comes_between_batches(query: StreamingQuery) -> bool:

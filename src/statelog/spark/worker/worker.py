@@ -32,6 +32,7 @@ from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
 from statelog.clock import SystemClock
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
+from statelog.local.owners import claim, executor_process
 from statelog.local.use import subtask_directory
 from statelog.log.open import open_retrying_store
 from statelog.log_fields import LogFields, set_log_fields
@@ -196,6 +197,7 @@ class WorkerProcess:
         self._clients: dict[tuple[DriverAddress, float], RpcClient] = {}
         self._stores: dict[tuple[str, int, float, float], Store] = {}
         self._seen: set[tuple[str, str]] = set()
+        self._claimed: set[Path] = set()
         self._memory = WorkerMemory()
         self._measurements = Measurements()
         # Spark's worker collects garbage after every task; it need not visit the objects that are loaded by now.
@@ -205,6 +207,7 @@ class WorkerProcess:
         """The surroundings of a task that runs now; raises ConfigurationError outside of a micro-batch."""
         assert spec.driver is not None
         task = _task_id(spec, subtask, context)
+        self._claim_scratch(spec.options)
         return Attempt(
             task=task,
             partition=context.partitionId(),
@@ -217,7 +220,14 @@ class WorkerProcess:
             clock=SystemClock(),
             token=f"{task.attempt}-{secrets.token_hex(_TOKEN_BYTES)}",
             measurements=self._measurements,
+            stage=context.stageId(),
         )
+
+    def _claim_scratch(self, options: Options) -> None:
+        scratch = _scratch_directory()
+        if scratch is not None and not options.local_directory and scratch not in self._claimed:
+            self._claimed.add(scratch)
+            claim(scratch, executor_process())
 
     def client(self, driver: DriverAddress, options: Options, task: TaskId) -> RpcClient:
         """The connection to the driver; a new one after a fork or a failure. `task` names the caller in messages."""
@@ -292,8 +302,13 @@ def _local_directory(spec: TaskSpec, task: TaskId, identity: str) -> Path:
 
 def local_base(options: Options) -> Path:
     """The directory below which a host's local files are, in a Python worker."""
-    base = options.local_directory
-    return Path(base or os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir())
+    return Path(options.local_directory or _scratch_directory() or tempfile.gettempdir())
+
+
+def _scratch_directory() -> Path | None:
+    """The executor's own scratch directory, in a Python worker of Spark."""
+    first = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return Path(first) if first else None
 
 
 # ---- Stores that the driver's program has registered ----

@@ -16,6 +16,8 @@ from statelog.tools.doctor.finding import Check, Finding, Findings, Place, run_l
 
 _SPECULATION: Final = "spark.speculation"
 _DYNAMIC: Final = "spark.dynamicAllocation.enabled"
+_EXCLUDES: Final = ("spark.excludeOnFailure.taskAndStage.enabled", "spark.excludeOnFailure.enabled")
+"""The first that is set counts."""
 _CACHED_IDLE: Final = "spark.dynamicAllocation.cachedExecutorIdleTimeout"
 NO_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
@@ -78,6 +80,12 @@ def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
         )
     else:
         yield place.ok("placement", "Spark's settings let subtasks stay on their executors.")
+    if not next((is_on(conf, name) for name in _EXCLUDES if name in conf), False):
+        yield place.ok(
+            "placement",
+            "Spark repeats a failed task on the same executor, also if its local disk is full, and then the query ends."
+            f" With {_EXCLUDES[0]}=true it is repeated on another one; see docs/platforms.md.",
+        )
     if is_on(conf, _DYNAMIC) and _CACHED_IDLE in conf:
         yield place.warning(
             "placement",
