@@ -6,6 +6,7 @@ their own, and what they leave behind is taken over by the shared session.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -66,12 +67,23 @@ def test_local_files_of_a_killed_executor_are_removed(tmp_path: Path) -> None:
     os.kill(int(driver.jvm_pid_file.read_text()), signal.SIGKILL)
     go_on.touch()
     driver.wait()
+    wait_until(lambda: all(map(is_unlocked, left)), "the workers of the killed JVM to end")
     assert all(path.exists() for path in left)
 
     driver = start_driver("ledger", tmp_path, arguments)
     assert driver.wait() == 0, driver.end
     assert not any(path.exists() for path in left)
     job.require_exact()
+
+
+def is_unlocked(path: Path) -> bool:
+    """Whether no task works in the directory whose use a file marks."""
+    with path.open("rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_a_worker_killed_in_user_code_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
