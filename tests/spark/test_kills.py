@@ -58,9 +58,9 @@ def test_local_files_of_a_killed_executor_are_removed(tmp_path: Path) -> None:
     """Of a JVM that runs tasks itself; its successor has another scratch directory."""
     job = Job(tmp_path).add(make_orders(3, seed=6))
     scratch, stalled, go_on = tmp_path / "scratch", tmp_path / "stalled", tmp_path / "go-on"
-    arguments = {"parallelism": 2, "settings": {"spark.local.dir": str(scratch)}}
+    arguments, env = {"parallelism": 2}, {"SPARK_LOCAL_DIRS": str(scratch)}
     stall = {"at": Step.LAST_ACK, "batch": 1, "stalled": str(stalled), "go_on": str(go_on)}
-    driver = start_driver("ledger", tmp_path, {**arguments, "stall": stall})
+    driver = start_driver("ledger", tmp_path, {**arguments, "stall": stall}, env)
     wait_until(stalled.exists, "the driver to stall")
     left = list(scratch.glob("blockmgr-*/statelog/*/*/2/*.used"))
     assert len(left) == 2
@@ -70,7 +70,7 @@ def test_local_files_of_a_killed_executor_are_removed(tmp_path: Path) -> None:
     wait_until(lambda: all(map(is_unlocked, left)), "the workers of the killed JVM to end")
     assert all(path.exists() for path in left)
 
-    driver = start_driver("ledger", tmp_path, arguments)
+    driver = start_driver("ledger", tmp_path, arguments, env)
     assert driver.wait() == 0, driver.end
     assert not any(path.exists() for path in left)
     job.require_exact()

@@ -86,8 +86,8 @@ def test_a_start_whose_first_task_could_not_claim_remembers_that_it_tried(
 ) -> None:
     """It must not take the location from a start that has claimed it since."""
     monkeypatch.setattr(LostAnswers, "lost", 0)
-    statelog.register_store("lost", LostAnswers)
-    location = f"lost:{tmp_path}/state"
+    statelog.register_store("unanswered", LostAnswers)
+    location = f"unanswered:{tmp_path}/state"
     job = replace(Job(tmp_path), location=location).add(make_orders(1, seed=94))
     options = Options(tuning=Tuning(upload_attempts=1))
 
