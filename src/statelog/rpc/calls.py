@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,6 +32,8 @@ _log = get_logger(__name__)
 _BACKLOG: Final = 512
 _CLOSE_TIMEOUT_S: Final = 5.0
 _BEAT_TIMEOUT_S: Final = 0.1
+_LARGE_BYTES: Final = 1 << 16
+"""A call of so many bytes may take so long to arrive that the client needs beats meanwhile."""
 
 _CALL: Final = struct.Struct("!IQ")
 """Header of a call: size of the request, and of its payload, in bytes."""
@@ -100,15 +102,17 @@ class RpcServer:
         if request_bytes > policy.max_request_bytes or payload_bytes > policy.max_payload_bytes:
             _log.warning("a task's call of %d and %d bytes was refused", request_bytes, payload_bytes)
             return False
-        with ExitStack() as held:
-            with self._beats.during(channel):
-                held.enter_context(self._in_flight.holding(request_bytes + payload_bytes))
+        size = request_bytes + payload_bytes
+        with self._in_flight.holding(size, lambda: self._beats.during(channel)):
             deadline_s = self._clock.monotonic_s() + policy.transfer_timeout_s
-            arrives = self._beats.while_receiving(channel)
+            arrives = self._beats.while_receiving(channel) if size > _LARGE_BYTES else None
             request = channel.receive(request_bytes, deadline_s, arrives)
             payload = channel.receive(payload_bytes, deadline_s, arrives)
-            with self._beats.during(channel):
+            self._beats.begin(channel)
+            try:
                 reply = self._answer(request, payload)
+            finally:
+                self._beats.end(channel)
         channel.send([_REPLY.pack(len(reply)), reply], self._clock.monotonic_s() + policy.transfer_timeout_s)
         return True
 
@@ -160,14 +164,22 @@ class _Beats:
 
     @contextmanager
     def during(self, channel: Channel) -> Iterator[None]:
-        """Send beats during the block, in which nobody else may use the channel."""
-        with self._lock:
-            self._waiting[channel] = self._clock.monotonic_s() + self._beat_s
+        """Send beats during the block."""
+        self.begin(channel)
         try:
             yield
         finally:
-            with self._lock:
-                self._waiting.pop(channel, None)
+            self.end(channel)
+
+    def begin(self, channel: Channel) -> None:
+        """Begin to send beats: until :meth:`end` nothing else may use the channel."""
+        with self._lock:
+            self._waiting[channel] = self._clock.monotonic_s() + self._beat_s
+
+    def end(self, channel: Channel) -> None:
+        """Send no more beats, once one that is on its way has been sent."""
+        with self._lock:
+            self._waiting.pop(channel, None)
 
     def while_receiving(self, channel: Channel) -> Callable[[], None]:
         """A function that sends a beat if the last one is long ago; for the channel's own thread."""

@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
@@ -138,12 +138,13 @@ class Channel:
         if self.silence_s is not None and self._clock.monotonic_s() < deadline_s:
             raise SilentError(f"nothing came for {self.silence_s:g} s")
 
-    def receive(self, size: int, deadline_s: float, received_some: Callable[[], None] = lambda: None) -> bytes:
+    def receive(self, size: int, deadline_s: float, received_some: Callable[[], None] | None = None) -> bytes:
         """Receive exactly `size` bytes; memory grows only as they arrive. `received_some` is called after each part."""
         received = BytesIO()
         while received.tell() < size:
             received.write(self._receive_some(size - received.tell(), deadline_s))
-            received_some()
+            if received_some is not None:
+                received_some()
         return received.getvalue()
 
     def receive_next(self, size: int, timeout_s: float) -> bytes:
@@ -199,10 +200,14 @@ class ByteBudget:
         self._changed = threading.Condition()
 
     @contextmanager
-    def holding(self, size_bytes: int) -> Iterator[None]:
-        """Hold so many bytes, once there is room for them or nothing else is held."""
+    def holding(
+        self, size_bytes: int, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> Iterator[None]:
+        """Hold so many bytes, once there is room for them or nothing else is held; `waiting` is entered until then."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._held_bytes or self._held_bytes + size_bytes <= self._limit_bytes)
+            if not self._has_room(size_bytes):
+                with waiting():
+                    self._changed.wait_for(lambda: self._has_room(size_bytes))
             self._held_bytes += size_bytes
         try:
             yield
@@ -210,3 +215,6 @@ class ByteBudget:
             with self._changed:
                 self._held_bytes -= size_bytes
                 self._changed.notify_all()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return not self._held_bytes or self._held_bytes + size_bytes <= self._limit_bytes
