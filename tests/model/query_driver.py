@@ -49,6 +49,8 @@ class Surroundings:
     open_store: Callable[[str], Store]
     batch_time: Callable[[int], BatchTime]
     new_token: Callable[[], bytes]
+    stored_commit: Callable[[], int] | None = None
+    """As the coordinator takes it."""
 
 
 class Driver:
@@ -138,4 +140,5 @@ class Driver:
             measurements=Measurements(),
             deletes_in_background=False,
             slots=2,
+            stored_commit=around.stored_commit,
         )

@@ -90,6 +90,8 @@ class SparkNotes:
 
     folder: Path
     query_id: str
+    unstored: set[int] = field(default_factory=set)
+    """Committed batches whose commits are not stored."""
 
     def make(self) -> None:
         """Make a new checkpointLocation."""
@@ -104,9 +106,30 @@ class SparkNotes:
             metadata = {"batchWatermarkMs": 0, "batchTimestampMs": time_ms, "conf": {}}
             path.write_text(f"v1\n{json.dumps(metadata)}\n{batch}")
 
-    def commit(self, batch: int) -> None:
-        """Note that a batch is done."""
+    def commit(self, batch: int, *, is_stored: bool = True) -> None:
+        """Note that a batch is done; what is not stored, the end of the driver undoes."""
+        if not is_stored:
+            self.unstored.add(batch)
         (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+    @property
+    def stored_commit(self) -> int:
+        """The newest batch whose commit is stored."""
+        return max(self._committed - self.unstored, default=-1)
+
+    def lose_unstored(self) -> bool:
+        """Forget what is not stored, the plans of later batches with it; whether there was anything."""
+        stored, lost = self.stored_commit, max(self._committed, default=-1)
+        for name in ("commits", "offsets"):
+            for path in (self.folder / name).iterdir():
+                if int(path.name) > stored and lost > stored:
+                    path.unlink()
+        self.unstored.clear()
+        return lost > stored
+
+    @property
+    def _committed(self) -> set[int]:
+        return {int(path.name) for path in (self.folder / "commits").iterdir()}
 
     def time(self, batch: int) -> BatchTime:
         """The time of a batch; FencedError if it is not noted."""
@@ -118,7 +141,7 @@ class SparkNotes:
     @property
     def next_batch(self) -> int:
         """The first batch that is not done."""
-        return max((int(path.name) for path in (self.folder / "commits").iterdir()), default=-1) + 1
+        return max(self._committed, default=-1) + 1
 
 
 # ---- Processes ----
@@ -158,7 +181,8 @@ def run_attempt(attempt: Attempt, rows: Sequence[Row], time_ms: int) -> list[Row
 class QueryEngine:
     """The processes of a query, of which the caller lets one task after the other run.
 
-    `random` chooses the workers on which attempts run. `directory` holds the checkpointLocation and the hosts' local
+    `random` chooses the workers on which attempts run. If `is_asynchronous`, Spark stores only some of its commits, and
+    forgets the others when the driver ends. `directory` holds the checkpointLocation and the hosts' local
     directories.
     """
 
@@ -166,6 +190,7 @@ class QueryEngine:
     options: Options
     random: Random
     hosts: int = 2
+    is_asynchronous: bool = False
     graph: Graph = field(default_factory=lambda: Graph({}))
     parallelism: Mapping[str, int] = field(default_factory=dict)
 
@@ -191,6 +216,7 @@ class QueryEngine:
             open_store=self._opened,
             batch_time=self.notes.time,
             new_token=self._new_token,
+            stored_commit=(lambda: self.notes.stored_commit) if self.is_asynchronous else None,
         )
 
     @property

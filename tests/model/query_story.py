@@ -44,7 +44,8 @@ class Story:
             retained_checkpoints=Driver.least_retained,
             tuning=Tuning(merge_fan_in=2, log_min_age_s=0, orphan_min_age_s=0),
         )
-        self._engine = QueryEngine(directory, options, Random(seed + 1))
+        is_asynchronous = Random(f"{seed} asynchronous").random() < 0.3
+        self._engine = QueryEngine(directory, options, Random(seed + 1), is_asynchronous=is_asynchronous)
         self._oracle = Oracle()
         self._attempts = Attempts(self._engine, self._oracle, self._random, self.journal, is_random=self._is_random)
         self._tried: set[int] = set()
@@ -54,6 +55,8 @@ class Story:
         self._oldest = 0
         """The oldest batch that the query can go back to, besides what is retained: state was given up then."""
         self._added = 0
+        self._lost = 0
+        """How often Spark has lost commits; the batches are planned anew then, and have other rows."""
 
     # ---- Lives ----
 
@@ -104,6 +107,7 @@ class Story:
         self._engine.stop()
         self._oracle.stop(self._newest)
         self._attempts.former = None
+        self._lose_commits()
 
     def _die(self) -> None:
         """The driver dies, or is cut off from Spark and stays."""
@@ -112,6 +116,16 @@ class Story:
         driver = self._engine.die()
         self._oracle.stop(self._newest)
         self._attempts.former = driver if self._random.random() < 0.5 else None
+        self._lose_commits()
+
+    def _lose_commits(self) -> None:
+        """Spark goes back to the last commit that it has stored, if it does not store each."""
+        if self._engine.notes.lose_unstored():
+            self.journal.counts["lost commits"] += 1
+            self.journal.note(f"Spark goes back to batch {self._newest}")
+            self._lost += 1
+            self._oldest = max(self._oldest, self._newest)
+            self._oracle.rewind(self._newest + 1)
 
     def _has_changed_graph(self) -> bool:
         """The stopped query may get or lose an operator."""
@@ -212,16 +226,21 @@ class Story:
         """Those of the batch; now and then they leave it incomplete, unless an earlier try may have completed it."""
         is_new = self._batch not in self._tried
         self._tried.add(self._batch)
-        is_partial = is_new and self._oracle.is_complete(self._batch - 1) and self._random.random() < 0.12
+        is_partial = (
+            not self._engine.is_asynchronous
+            and is_new
+            and self._oracle.is_complete(self._batch - 1)
+            and self._random.random() < 0.12
+        )
         actions = random_actions(self._random, self._graph, is_partial=is_partial)
         self.journal.counts["batches with several actions"] += len(actions) > 1
         return actions
 
     def _source(self, batch: int) -> dict[str, list[Row]]:
-        """The rows of the sources, the same whenever the batch is run."""
+        """The rows of the sources, the same whenever the batch is run as it was planned."""
         rows: dict[str, list[Row]] = {}
         for uid in self._graph.uids:
-            rng = Random(f"{self._seed}/{batch}/{uid}")
+            rng = Random(f"{self._seed}/{batch}/{uid}" + f"/{self._lost}" * (self._lost > 0))
             rows[uid] = [(rng.randrange(KEYS), rng.randrange(1000)) for _ in range(rng.choice([0, 2, 4, 8]))]
         return rows
 
@@ -264,7 +283,7 @@ class Story:
                 self._attempts.require_stored(stored.get(uid), uid, batch)
             if not self._is_random:
                 self._compare_states(batch)
-            self._engine.notes.commit(batch)
+            self._engine.notes.commit(batch, is_stored=self._stores_commit())
             if self._random.random() < 0.3:
                 self._compare_stored(self._random.choice(uids))
         else:
@@ -272,6 +291,9 @@ class Story:
             self.journal.counts["incomplete batches"] += 1
             self._engine.notes.commit(batch)
         self.journal.counts["batches"] += 1
+
+    def _stores_commit(self) -> bool:
+        return not self._engine.is_asynchronous or self._random.random() < 0.3
 
     def _compare_states(self, batch: int) -> None:
         """The states that the acks lead to are those of the whole batch, computed at once."""

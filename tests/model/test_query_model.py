@@ -35,6 +35,7 @@ MOVES = (
     "incomplete batches",
     "late acks",
     "lost answers",
+    "lost commits",
     "lost outputs",
     "refused acks",
     "refused attempts",

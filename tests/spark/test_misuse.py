@@ -457,24 +457,3 @@ def test_speculation_is_refused(spark: SparkSession, tmp_path: Path, value: str)
     job.run(job.ledger(spark, 2))
 
     job.require_exact()
-
-
-def test_asynchronous_progress_tracking_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(tmp_path).add(make_orders(2, seed=37))
-    query = (
-        job.ledger(spark, 2)
-        .writeStream.format("noop")
-        .outputMode("append")
-        .option("checkpointLocation", str(job.checkpoint))
-        .option("asyncProgressTrackingEnabled", "true")
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
-    with pytest.raises(StreamingQueryException) as failure:
-        query.awaitTermination(60)
-    assert "[unsupported-setting]" in str(failure.value)
-    assert "asyncProgressTrackingEnabled" in str(failure.value)
-    anew = job.elsewhere("anew")
-    anew.run(anew.ledger(spark, 2))
-
-    anew.require_exact()

@@ -24,7 +24,7 @@ class CheckpointWriter:
     Each append covers all acks that were accepted before it began, so an ack waits for an append, and never for another
     task's ack. `lock` is the coordinator's short lock, which is not held during an append; `require_running` raises
     the error with which the coordinator has stopped, and `stop` stops it. An operator that alone holds back the log by
-    more than `least_log_bytes` is asked to materialize its state.
+    more than `least_log_bytes` is asked to materialize its state. `stored_commit` is as in the coordinator.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class CheckpointWriter:
         new_token: Callable[[], bytes],
         measurements: Measurements,
         least_log_bytes: int,
+        stored_commit: Callable[[], int] | None,
         lock: threading.Lock,
         require_running: Callable[[], None],
         stop: Callable[[FencedError], None],
@@ -52,6 +53,9 @@ class CheckpointWriter:
         self._new_token = new_token
         self._measurements = measurements
         self._least_log_bytes = least_log_bytes
+        self._stored_commit = stored_commit
+        self._restart_from: int | None = None
+        """The newest batch whose commit Spark has stored, when last asked."""
         self._lock = lock
         self._require_running = require_running
         self._stop = stop
@@ -67,8 +71,9 @@ class CheckpointWriter:
         self._epoch, self._retained_from = epoch, retained_from
 
     def oldest_retained(self, batch: Batch) -> int:
-        """The oldest batch that a rewind can reach once the checkpoint of a batch is durable."""
-        return batch.number - self._options.retained_checkpoints + 1
+        """The oldest batch that a rewind or a restart can reach once the checkpoint of a batch is durable."""
+        wanted = batch.number - self._options.retained_checkpoints + 1
+        return wanted if self._restart_from is None else min(wanted, self._restart_from)
 
     def make_durable(self, batch: Batch, last: ActiveOperator, received_s: float) -> None:
         """Return once everything that has been accepted of a complete batch is durable.
@@ -107,6 +112,8 @@ class CheckpointWriter:
         self, batch: Batch, acks: dict[str, list[AcceptedAck]], accepted: int, last: ActiveOperator, received_s: float
     ) -> None:
         inventory = self._inventory
+        if self._stored_commit is not None:
+            self._restart_from = self._stored_commit()
         self._report(Step.LAST_ACK, batch)
         for uid, counted in acks.items():
             try:

@@ -67,7 +67,8 @@ class Coordinator:
     `roster` are the query's operators in this start, `location` is the store's, for tasks and messages. `options` are
     the query's; those of its operators are in the roster. `new_token` makes 16 unique bytes. `batch_time` gives Spark's
     times of a batch, and raises FencedError if it knows no such batch. `slots` is the number of subtasks that run at a
-    time. With `deletes_in_background` a thread deletes files that are no longer needed, beside the work.
+    time. `stored_commit` gives the newest batch whose commit Spark has stored, where that may be several batches ago:
+    the next start goes back to it. With `deletes_in_background` a thread deletes files that are no longer needed.
 
     An ack is accepted under a short lock; the :class:`CheckpointWriter` appends outside of it. Raises
     ConfigurationError if two operators have one uid.
@@ -87,12 +88,12 @@ class Coordinator:
         measurements: Measurements,
         deletes_in_background: bool,
         slots: int,
+        stored_commit: Callable[[], int] | None = None,
         merge_policy: MergePolicy = MERGE_POLICY,
     ) -> None:
         require_distinct(roster)
         self._roster = sorted(roster, key=lambda config: config.uid)
         self._options = options.for_store(can_append=store.can_append)
-        self._store = store
         self._location = location
         self._log = log
         self._clock = clock
@@ -119,6 +120,7 @@ class Coordinator:
             new_token=new_token,
             measurements=measurements,
             least_log_bytes=merge_policy.small_log_bytes,
+            stored_commit=stored_commit,
             lock=self._lock,
             require_running=self._require_running,
             stop=self._stop,
@@ -472,10 +474,8 @@ class Coordinator:
         Yields the history up to now, or None if the checkpoint is already gone.
         """
         with self._lock:
-            current = self._batch
-            is_there = (
-                current is not None and batch >= self._writer.oldest_retained(current) and self.history.has_batch(batch)
-            )
+            current, oldest = self._batch, self._writer.oldest_retained
+            is_there = current is not None and batch >= oldest(current) and self.history.has_batch(batch)
             history = self.history.copy() if is_there else None
             if is_there:
                 self._writer.held_batches.append(batch)

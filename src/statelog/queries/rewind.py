@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from statelog.history.query_history import QueryHistory
 from statelog.numbers import checked_batch
 from statelog.queries.stopped import News, StoppedQuery, read_query
 from statelog.reading.verify import Damage, verify
-from statelog.spark.checkpoint.checkpoint import COMMITS, OFFSETS, REWOUND
+from statelog.spark.checkpoint.checkpoint import COMMITS, OFFSETS, free_folder
 from statelog.spark.checkpoint.location import open_checkpoint
 from statelog.storage.links import is_link
 from statelog.storage.store import if_present
@@ -132,11 +132,10 @@ def rewind_to(query: StoppedQuery, batch: int, *, dry_run: bool) -> Rewound:
     # Spark would skip a batch.
     doomed = [f"{OFFSETS}/{offset}" for offset in reversed(offsets) if offset > batch + 1]
     doomed += [f"{COMMITS}/{committed}" for committed in reversed(taken_back)]
-    aside = free_folder(spark.files.list(REWOUND), REWOUND)
+    aside = spark.free_aside()
     if not dry_run:
         query.claim(_RUN, lambda history: News(follows=_id_at(history, query, batch)))
-        for name in doomed:
-            spark.files.move(name, f"{aside}/{name}")
+        spark.set_aside(doomed)
     return Rewound(batch + 1, taken_back, doomed, f"{spark.location}/{aside}", operators)
 
 
@@ -182,12 +181,6 @@ def _require_input(query: StoppedQuery, newest: int, offsets: list[int], commits
             f" {newest} ended: its oldest commit is {commits[0]}.",
             hint="Restore the state from a newer copy, or start with a new checkpointLocation.",
         )
-
-
-def free_folder(names: Iterable[str], folder: str) -> str:
-    """The next numbered folder in a folder with these files; so nothing in them is ever replaced."""
-    numbers = (name.removeprefix(f"{folder}/").split("/")[0] for name in names)
-    return f"{folder}/{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}"
 
 
 _ASIDE: Final = "statelog-damaged"

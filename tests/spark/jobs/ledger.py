@@ -36,7 +36,26 @@ def main(arguments: dict[str, Any]) -> None:
     df = job.ledger(session, arguments["parallelism"], options, Ledger(arguments.get("poison", "")))
     if "kill_seed" in arguments:
         _kill_sometime(random.Random(arguments["kill_seed"]), job, arguments["jvm_pid_file"])
-    job.run(df, partial(_save, job, arguments.get("actions", 1)))
+    if "progress_interval_ms" in arguments:
+        run_asynchronously(job, df, arguments["progress_interval_ms"])
+    else:
+        job.run(df, partial(_save, job, arguments.get("actions", 1)))
+
+
+def run_asynchronously(job: Job, df: DataFrame, interval_ms: int) -> None:
+    """Run a query over all input that is there, with asynchronous progress; its output is dropped."""
+    query = (
+        df.writeStream.format("noop")
+        .option("checkpointLocation", job.checkpoint_location)
+        .option("asyncProgressTrackingEnabled", "true")
+        .option("asyncProgressTrackingCheckpointIntervalMs", str(interval_ms))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
 
 
 def _save(job: Job, actions: int, df: DataFrame, batch: int) -> None:

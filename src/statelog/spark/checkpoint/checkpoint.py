@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +25,8 @@ COMMITS: Final = "commits"
 _SOURCES: Final = "sources"
 STATE: Final = "state"
 _COPY_ATTEMPTS: Final = 3
-REWOUND: Final = "statelog-rewound"
-"""Folder for the files that a rewind moves away; Spark ignores folders whose names it does not know."""
+_REWOUND: Final = "statelog-rewound"
+"""Folder for the files that are set aside; Spark ignores folders whose names it does not know."""
 _SAVED_FOLDER: Final = "spark"
 
 
@@ -68,6 +68,20 @@ class SparkCheckpoint:
         """The batches, ascending, that have a file in a folder."""
         names = [name.rpartition("/")[2] for name in self.files.list(folder)]
         return sorted(int(name) for name in names if re.fullmatch(r"\d+", name))
+
+    def plans_after(self, next_batch: int) -> list[str]:
+        """The offset log's entries, newest first, of batches after the next one; without a gap there are none."""
+        return [f"{OFFSETS}/{batch}" for batch in reversed(self.batches(OFFSETS)) if batch > next_batch]
+
+    def free_aside(self) -> str:
+        """The folder to which :meth:`set_aside` moves files next."""
+        return free_folder(self.files.list(_REWOUND), _REWOUND)
+
+    def set_aside(self, names: Iterable[str]) -> None:
+        """Move files, one after the other, to a new folder, where Spark does not look."""
+        aside = self.free_aside()
+        for name in names:
+            self.files.move(name, f"{aside}/{name}")
 
     def require_no_other_state(self) -> None:
         """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""
@@ -183,6 +197,12 @@ class SparkCheckpoint:
             self.files.write(f"{OFFSETS}/{batch}", entry.with_clock(clock_id).encode())
         # Written last: without this file Spark does not take the directory for a checkpoint.
         self.files.write(SPARK_METADATA, json.dumps({"id": query_id}).encode())
+
+
+def free_folder(names: Iterable[str], folder: str) -> str:
+    """The next numbered folder in a folder with these files; so nothing in them is ever replaced."""
+    numbers = (name.removeprefix(f"{folder}/").split("/")[0] for name in names)
+    return f"{folder}/{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}"
 
 
 class SparkFiles(ABC):

@@ -147,6 +147,7 @@ class Endpoint:
             if query is None or not plans:
                 continue
             self._prepared.add(query_id)
+            _take_back_plans(session, query)
             _fit_clock(session, query)
             plan_without_adaptive_execution(query)
             lift_byte_limit(session, query)
@@ -313,6 +314,7 @@ class Endpoint:
             measurements=slot.start.measurements,
             deletes_in_background=True,
             slots=plan.session.sparkContext.defaultParallelism,
+            stored_commit=planned.stored_commit(),
         )
         with_initial = [one for one in planned.plans if one.has_initial]
         beginning = coordinator.beginning(task.batch) if with_initial else set()
@@ -332,7 +334,7 @@ class Endpoint:
 
     def _begin(self, plan: OperatorPlan, task: TaskId) -> _Start:
         query = internals.find_query(plan.session, task.query_id, task.run_id)
-        internals.require_synchronous_progress(query)
+        internals.require_micro_batches(query)
         planned = PlannedQuery(query, self._plans_of(query))
         options, location = planned.options, planned.location
         measurements = Measurements()
@@ -368,6 +370,19 @@ class Endpoint:
         failure = failure_in_text(text)
         if failure is not None and (query_id in self._prepared or error_in_text(text) is not None):
             _log.error("query %s has failed: %s", query_id, failure)
+
+
+def _take_back_plans(session: SparkSession, query: StreamingQuery) -> None:
+    """Have Spark plan anew the batches that it has not committed, if a start with asynchronous progress left a gap.
+
+    Of the batches after its last stored commit Spark would repeat the input as one, under the number of the last; but
+    the state goes on from batch to batch.
+    """
+    try:
+        spark = open_checkpoint(internals.checkpoint_location(query), session)
+        spark.set_aside(spark.plans_after(internals.first_batch(query)))
+    except Exception as error:
+        _log.error("query %s: its offset log could not be set back to its commit log: %s", query.id, error)
 
 
 def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:

@@ -40,6 +40,7 @@ _STATEFUL: Final = (
     "TransformWithState",
 )
 """Beginnings of the names of the nodes that keep state in a stream."""
+_ASYNCHRONOUS: Final = "AsyncProgressTrackingMicroBatchExecution"
 _SINKS_IN_PYTHON: Final = frozenset({"ForeachBatchSink", "PythonTable"})
 
 
@@ -318,18 +319,26 @@ def active(session: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def require_synchronous_progress(query: StreamingQuery) -> None:
-    """Refuse asynchronous progress tracking.
-
-    With it, a restart may repeat several batches as one, so that a batch id no longer names the same input.
-    """
+def require_micro_batches(query: StreamingQuery) -> None:
+    """Refuse a query without micro-batches: continuous processing."""
     kind = _class_name(_execution(query))
-    if kind != "MicroBatchExecution":
+    if kind not in ("MicroBatchExecution", _ASYNCHRONOUS):
         raise ConfigurationError(
-            f"Query {query.id} runs as {kind}; a batch id must always name the same input.",
+            f"Query {query.id} runs as {kind}, which has no micro-batches.",
             kind=ErrorKind.UNSUPPORTED_SETTING,
-            hint="Remove the option asyncProgressTrackingEnabled, and use a micro-batch trigger.",
+            hint="Use a micro-batch trigger, such as processingTime.",
         )
+
+
+def is_progress_asynchronous(query: StreamingQuery) -> bool:
+    """Whether Spark writes a query's offset and commit logs beside its batches, and leaves entries out."""
+    return _class_name(_execution(query)) == _ASYNCHRONOUS
+
+
+def stored_commit(query: StreamingQuery) -> int:
+    """The newest batch in the stored commit log of a query with asynchronous progress; -1 without any."""
+    newest = _execution(query).commitLog().writtenToDurableStorage().peekLast()
+    return -1 if newest is None else int(newest)
 
 
 # ---- Starts of queries ----

@@ -20,6 +20,7 @@ from statelog.local.restore import read_segment
 from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import INITIAL_FOLDER, RUNS_FOLDER, new_identity, open_retrying_store
 from statelog.log.references import StoredRun
+from statelog.log_fields import get_logger
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.checkpoint.location import state_home
@@ -27,6 +28,8 @@ from statelog.spark.driver import internals
 from statelog.spark.plan.initial import InitialPlace, store_rows, store_tables
 from statelog.spark.plan.operator_plan import OperatorPlan
 from statelog.storage import Store
+
+_log: Final = get_logger(__name__)
 
 _SHARED: Final = (
     "file_merging",
@@ -167,6 +170,25 @@ class PlannedQuery:
             return is_sparks and own.at(batch) is not None and is_whole(store, latest)
 
         return keeps
+
+    def stored_commit(self) -> Callable[[], int] | None:
+        """Gives the newest batch whose commit Spark has stored, if the next start may repeat several batches.
+
+        None if it repeats one at most: then Spark stores a commit before the next batch begins.
+        """
+        if not internals.is_progress_asynchronous(self.query):
+            return None
+        newest = internals.first_batch(self.query) - 1
+
+        def stored_commit() -> int:
+            nonlocal newest
+            try:
+                newest = max(newest, internals.stored_commit(self.query))
+            except Exception as error:  # the query ends meanwhile
+                _log.debug("query %s: its commit log could not be read: %s", self.query.id, error)
+            return newest
+
+        return stored_commit
 
     def incomplete_end(self, coordinator: Coordinator | None) -> StateMissingError | None:
         """The error if the last committed batch has no checkpoint.
