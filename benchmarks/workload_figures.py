@@ -182,10 +182,17 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
         "batch ms": f"{figures['batch_ms']:,.0f}",
         "checkpoints": f"{figures['checkpoints']:,}",
         **{f"{each} ms": f"{durations[each]:,.0f}" if each in durations else "" for each in (*_PERCENTILES, "max")},
-        "new MB": f"{figures['new_bytes'] / 1e6:,.1f}",
-        "full MB": f"{figures['full_bytes'] / 1e6:,.0f}",
+        "new MB": _megabytes(figures, "new_bytes"),
+        "full MB": _megabytes(figures, "full_bytes"),
         "recovery s": f"{figures['recovery_s']:.1f}" if restart else "",
     }
+
+
+def _megabytes(figures: dict[str, Any], name: str) -> str:
+    """A size; where it is known for each checkpoint, its percentiles."""
+    if "sizes" not in figures:
+        return f"{figures[name] / 1e6:,.1f}"
+    return ", ".join(f"{percentile} {size / 1e6:,.1f}" for percentile, size in figures["sizes"][name].items())
 
 
 def _remarks(settings: WorkloadSettings, figures: dict[str, dict[str, Any]]) -> list[str]:
