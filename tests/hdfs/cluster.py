@@ -25,19 +25,21 @@ _SETTINGS: Final = {
     "dfs.ls.limit": "100",
 }
 _NAME_SERVICE: Final = "cluster"
+_LOGIN: Final = ("kerberos.principal", "keytab.file")
 
 
 class HdfsCluster(LocalServer):
     """A cluster of two DataNodes, whose data is gone when it stops.
 
-    It has one NameNode, or with `has_standby` a name service with two, of which the first is active. `settings` are
-    more of Hadoop's settings for it. The process that starts it is its superuser.
+    It has one NameNode, or with `has_standby` a name service with two, of which the first is active. The process that
+    starts it is its superuser, or with `has_kerberos` the user ``hdfs``.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, has_standby: bool = False) -> None:
+    def __init__(self, *, has_standby: bool = False, has_kerberos: bool = False) -> None:
         super().__init__("hdfs")
-        self._settings = {**_SETTINGS, **(settings or {})}
+        self._settings = dict(_SETTINGS)
         self._has_standby = has_standby
+        self._has_kerberos = has_kerberos
         self._log = self.directory / "cluster.log"
 
     @property
@@ -67,10 +69,13 @@ class HdfsCluster(LocalServer):
     @property
     def client_settings(self) -> dict[str, str]:
         """Hadoop's settings by which a client finds the cluster."""
-        if not self._has_standby:
-            return {"fs.defaultFS": self.location, "dfs.namenode.http-address": self.web_address()}
         found = {
             "fs.defaultFS": self.location,
+            "hadoop.security.authentication": "kerberos" if self._has_kerberos else "simple",
+        }
+        if not self._has_standby:
+            return {**found, "dfs.namenode.http-address": self.web_address()}
+        found |= {
             "dfs.nameservices": _NAME_SERVICE,
             f"dfs.ha.namenodes.{_NAME_SERVICE}": "nn1,nn2",
             f"dfs.client.failover.proxy.provider.{_NAME_SERVICE}": (
@@ -96,6 +101,18 @@ class HdfsCluster(LocalServer):
         )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "core-site.xml").write_text(f"<configuration>{''.join(properties)}</configuration>")
+
+    def write_token(self, path: Path) -> Any:
+        """Write a file with a delegation token of a cluster with Kerberos, and return the token."""
+        token = self.nodes.getNameNodeRpc().getDelegationToken(self.classes.org.apache.hadoop.io.Text("hdfs"))
+        service = self.classes.org.apache.hadoop.io.Text(f"127.0.0.1:{self._ports[0]}")
+        token.setService(service)
+        credentials = self.classes.org.apache.hadoop.security.Credentials()
+        credentials.addToken(service, token)
+        target = self.classes.java.io.DataOutputStream(self.classes.java.io.FileOutputStream(str(path)))
+        credentials.writeTokenStorageToStream(target)
+        target.close()
+        return token
 
     def pause(self) -> None:
         """Stop its processes: they keep their connections, and do not answer."""
@@ -131,9 +148,15 @@ class HdfsCluster(LocalServer):
 
     def _build(self) -> Any:
         hadoop = self.classes.org.apache.hadoop
+        if self._has_kerberos:
+            self._settings |= self._start_kerberos()
         configuration = hadoop.conf.Configuration()
         for name, value in {**self._settings, "hdfs.minidfs.basedir": str(self.directory / "nodes")}.items():
             configuration.set(name, value)
+        if self._has_kerberos:
+            users = hadoop.security.UserGroupInformation
+            users.setConfiguration(configuration)
+            users.loginUserFromKeytab(*(self._settings[f"dfs.namenode.{name}"] for name in _LOGIN))
         builder = hadoop.hdfs.MiniDFSCluster.Builder(configuration).numDataNodes(_DATA_NODES)
         if self._has_standby:
             builder = builder.nnTopology(hadoop.hdfs.MiniDFSNNTopology.simpleHATopology(2))
@@ -142,6 +165,34 @@ class HdfsCluster(LocalServer):
             nodes.transitionToActive(0)
         nodes.waitActive()
         return nodes
+
+    def _start_kerberos(self) -> dict[str, str]:
+        """Start Hadoop's Kerberos for tests, and return the settings for a cluster with it."""
+        new_file, kerberos = self.classes.java.io.File, self.classes.org.apache.hadoop.minikdc.MiniKdc
+        kdc = kerberos(kerberos.createConf(), new_file(str(self.directory / "kerberos")))
+        kdc.start()
+        names = self._gateway.new_array(self.classes.java.lang.String, 2)
+        names[0], names[1] = "hdfs/localhost", "HTTP/localhost"
+        keytab = str(self.directory / "keytab")
+        kdc.createPrincipal(new_file(keytab), names)
+        server, web = (f"{name}@{kdc.getRealm()}" for name in names)
+        return {
+            "hadoop.security.authentication": "kerberos",
+            "hadoop.security.authorization": "true",
+            "dfs.block.access.token.enable": "true",
+            "dfs.data.transfer.protection": "authentication",
+            "ignore.secure.ports.for.testing": "true",
+            "dfs.namenode.kerberos.principal": server,
+            "dfs.namenode.keytab.file": keytab,
+            "dfs.datanode.kerberos.principal": server,
+            "dfs.datanode.keytab.file": keytab,
+            "dfs.web.authentication.kerberos.principal": web,
+            "dfs.web.authentication.kerberos.keytab": keytab,
+            "dfs.namenode.kerberos.internal.spnego.principal": web,
+            "hadoop.http.authentication.type": "kerberos",
+            "hadoop.http.authentication.kerberos.principal": web,
+            "hadoop.http.authentication.kerberos.keytab": keytab,
+        }
 
     def stop(self) -> None:
         if process := getattr(self, "_process", None):

@@ -1,4 +1,4 @@
-"""The jars of ``./dev hdfs``: Hadoop's mini cluster; ``python -m tests.hdfs.jars`` checks them."""
+"""The jars of ``./dev hdfs``: Hadoop's mini cluster and its Kerberos; ``python -m tests.hdfs.jars`` checks them."""
 
 from __future__ import annotations
 

@@ -12,16 +12,16 @@ from tests.hdfs.jars import missing_jars
 from tests.jars import missing_programs
 
 
-def require_hdfs() -> None:
-    """Skip the test where HDFS is not installed."""
+@pytest.fixture(scope="session")
+def hdfs_is_installed() -> None:
+    """Tests that use it are skipped where HDFS is not installed."""
     if missing := missing_jars() or ", ".join(f"{name} is missing" for name in missing_programs()):
         pytest.skip(f"no HDFS ({missing}); ./dev hdfs installs it")
 
 
 @pytest.fixture(scope="session")
-def hdfs() -> Iterator[HdfsCluster]:
-    """The cluster of this session. Tests that use it are skipped where it is not installed."""
-    require_hdfs()
+def hdfs(hdfs_is_installed: None) -> Iterator[HdfsCluster]:
+    """The cluster of this session."""
     with HdfsCluster() as started:
         started.write_settings(started.directory / "conf")
         yield started

@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import statelog
-from statelog import Step
+from statelog import Options, Step
 from statelog.storage import open_store
 from tests.hdfs.cluster import HdfsCluster
 from tests.hdfs.queries import HdfsJob
 from tests.spark.faults import make_marker
 from tests.spark.long_life import live
-from tests.spark.support import Job, ledger_model, make_orders, start_driver
+from tests.spark.support import LEDGER, Job, Ledger, ledger_model, make_orders, start_driver
 
 pytest_plugins = ("tests.hdfs.plugin",)
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -50,6 +51,35 @@ def test_a_branch_beside_its_parent(session: SparkSession, hdfs_location: str, t
     job.require_exact()
     answers = ledger_model(orders)
     assert branch.results() == {batch: answers[batch] for batch in (2, 3)}
+
+
+def test_spark_s_file_sink_and_a_clock_that_comes_and_goes(
+    session: SparkSession, hdfs_location: str, tmp_path: Path
+) -> None:
+    """Both change or read files of Spark's in HDFS when the query starts."""
+    job, folder = HdfsJob.at(tmp_path, hdfs_location), f"{hdfs_location}/written"
+
+    def run(heartbeat_s: float | None) -> None:
+        rows = statelog.key_by(
+            job.read(session), "user", parallelism=2, options=Options(heartbeat_s=heartbeat_s)
+        ).transformWithState(Ledger(), LEDGER, "append", "None")
+        writer = rows.writeStream.format("json").option("path", folder)
+        writer = writer.option("checkpointLocation", job.checkpoint_location)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    for number, heartbeat_s in enumerate((None, 3600.0, None)):
+        job.add(make_orders(2, seed=20 + number))
+        run(heartbeat_s)
+    last = max(job.ends())
+    assert statelog.rewind(job.checkpoint_location, to=last - 1).taken_back == [last]
+    job.add(make_orders(1, seed=30))
+    with pytest.raises(StreamingQueryException, match=f"has batches up to {last}"):
+        run(None)
+    open_store(folder).delete([f"_spark_metadata/{last}"])
+    run(None)
+    written = session.read.schema(LEDGER).json(folder).collect()
+    answers = ledger_model(job.batches_of_spark())
+    assert sorted(list(row) for row in written) == sorted(row for rows in answers.values() for row in rows)
 
 
 def test_state_in_hdfs_and_the_checkpoint_in_a_directory(

@@ -243,14 +243,14 @@ def test_a_file_in_the_place_of_the_folder(hdfs_location: str) -> None:
     assert f"{hdfs_location}/state/x" in error.message
 
 
-def test_no_name_node(hdfs: HdfsCluster) -> None:
+def test_no_name_node() -> None:
     error = failure(open_store("hdfs://127.0.0.1:1/folder").list)
     assert error.kind is ErrorKind.STORE_UNAVAILABLE
     assert "hdfs://127.0.0.1:1/folder" in error.message
     assert "no connection to 127.0.0.1:9870" in error.message
 
 
-def test_a_name_service_that_no_setting_names(hdfs: HdfsCluster) -> None:
+def test_a_name_service_that_no_setting_names() -> None:
     error = failure(open_store("hdfs://no-such-service.invalid/folder").list)
     assert "hdfs://no-such-service.invalid/folder" in error.message
     assert "HADOOP_CONF_DIR" in error.hint
@@ -321,7 +321,8 @@ def test_the_doctor_names_the_user_that_is_refused(hdfs_location: str) -> None:
 # ---- Name services, DataNodes ----
 
 
-def test_another_name_node_becomes_active(hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hdfs_is_installed")
+def test_another_name_node_becomes_active(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with HdfsCluster(has_standby=True) as cluster:
         cluster.write_settings(tmp_path / "conf")
         monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "conf"))
