@@ -35,7 +35,7 @@ def hdfs_location(hdfs: HdfsCluster, request: pytest.FixtureRequest, monkeypatch
     would take paths for those of HDFS.
     """
     for name in list(os.environ):
-        if name.startswith("HADOOP_"):
+        if name.startswith("HADOOP_") or name == "SPARK_USER":
             monkeypatch.delenv(name)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.directory / "conf"))
     number = request.session.stash.get(_NUMBER, 0) + 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +39,20 @@ def test_a_query_s_life_in_hdfs_without_a_location(session: SparkSession, hdfs_l
     names = [info.name for info in open_store(f"{hdfs_location}/checkpoint").list()]
     assert any(name.startswith("statelog/log/") for name in names)
     assert not list(tmp_path.rglob("*.log"))
+
+
+def test_a_command_reaches_a_stopped_query_without_spark(
+    session: SparkSession, hdfs_location: str, tmp_path: Path
+) -> None:
+    job = HdfsJob.at(tmp_path, hdfs_location)
+    job.add(make_orders(3, seed=13))
+    job.run(job.ledger(session, 2))
+    command = (sys.executable, "-m", "statelog", "rewind", job.checkpoint_location, "--to", "1", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["taken_back"] == [2]
+    job.add(make_orders(1, seed=14))
+    job.run(job.ledger(session, 2))
+    job.require_exact()
 
 
 def test_a_branch_beside_its_parent(session: SparkSession, hdfs_location: str, tmp_path: Path) -> None:

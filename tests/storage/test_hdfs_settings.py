@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,12 +16,13 @@ import pytest
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.storage import Store, open_store
 from statelog.storage.hadoop import Token, find_cluster, read_tokens
+from statelog.storage.hdfs import HdfsStore
 from statelog.storage.location import HdfsLocation
 
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_TOKEN_FILE_LOCATION"):
+    for name in ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_TOKEN_FILE_LOCATION", "SPARK_USER"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -132,6 +134,8 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyt
 
 def test_without_kerberos_a_name_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_cluster("host").identity == (("user.name", getpass.getuser()),)
+    monkeypatch.setenv("SPARK_USER", "driver")
+    assert find_cluster("host").identity == (("user.name", "driver"),)
     monkeypatch.setenv("HADOOP_USER_NAME", "another")
     assert find_cluster("host").identity == (("user.name", "another"),)
 
@@ -219,6 +223,23 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
+
+
+def test_a_name_node_that_does_not_answer_is_asked_last(service: Service, tmp_path: Path) -> None:
+    """A request of which no one knows whether it was done is not repeated here; the next one goes to another."""
+    service.answer = 200, b'{"FileStatus": {"type": "FILE", "length": 7}}'
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        web = "dfs.namenode.http-address.cluster"
+        addresses = {f"{web}.nn1": silent.getsockname()[1], f"{web}.nn2": service.server_address[1]}
+        write_site(
+            tmp_path / "hdfs-site.xml", {**HA, **{name: f"127.0.0.1:{port}" for name, port in addresses.items()}}
+        )
+        store = HdfsStore("hdfs://cluster/folder", timeout_s=0.3)
+        with pytest.raises(StorageError, match="no answer in 0.3 s") as raised:
+            store.size_bytes("x")
+        assert raised.value.is_transient
+        assert [store.size_bytes("x") for _ in range(2)] == [7, 7]
+    assert store.size_bytes("x") == 7
 
 
 def remote(exception: str, message: str) -> bytes:

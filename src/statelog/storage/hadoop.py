@@ -104,7 +104,9 @@ def _with_port(authority: str) -> str:
 
 def _identity(authority: str, settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     if settings.get("hadoop.security.authentication", "simple") == "simple":
-        return (("user.name", os.environ.get("HADOOP_USER_NAME") or getpass.getuser()),)
+        # Executors have the driver's user as SPARK_USER; the process may be of another one, as on YARN.
+        named = os.environ.get("HADOOP_USER_NAME") or os.environ.get("SPARK_USER")
+        return (("user.name", named or getpass.getuser()),)
     where = os.environ.get("HADOOP_TOKEN_FILE_LOCATION")
     hint = (
         "YARN gives its containers such a file. Elsewhere make one (hdfs fetchdt FILE) and name it in the environment"

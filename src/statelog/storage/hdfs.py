@@ -64,6 +64,10 @@ _ABSENT: Final = frozenset(("FileNotFoundException", "ParentNotDirectoryExceptio
 _INACTIVE: Final = frozenset(("StandbyException", "ObserverRetryOnActiveException"))
 
 
+_ACTIVE: Final[dict[tuple[str, ...], int]] = {}
+"""By the NameNodes of a cluster, which of them this process asks first."""
+
+
 class Requests:
     """Makes the requests to a cluster; each has connections of its own, which do not wait longer than `timeout_s`."""
 
@@ -75,15 +79,22 @@ class Requests:
         """Make a request to the active NameNode; with a body, or for ``OPEN``, data is exchanged with a DataNode.
 
         The next NameNode gets the request if one accepts no connection, or the answer is that it is not active. A
-        DataNode says so too, as a NameNode that is not active sends writes on to it.
+        DataNode says so too, as a NameNode that is not active sends writes on to it. The one that has answered is asked
+        first the next time, and one that does not answer last.
         """
-        parameters = {"op": operation, **how}
+        nodes, parameters = self._cluster.name_nodes, {"op": operation, **how}
+        first = _ACTIVE.get(nodes, 0)
         failure: Exception = UnansweredError("there is no NameNode")
-        for address in self._cluster.name_nodes:
+        for number in (*range(first, len(nodes)), *range(first)):
             try:
-                return self._exchange(address, method, path, parameters, body)
+                reply = self._exchange(nodes[number], method, path, parameters, body)
+                _ACTIVE[nodes] = number
+                return reply
             except _NoConnectionError as error:
                 failure = UnansweredError(str(error))
+            except UnansweredError:
+                _ACTIVE[nodes] = (number + 1) % len(nodes)
+                raise
             except RefusedError as error:
                 if error.exception not in _INACTIVE:
                     raise
