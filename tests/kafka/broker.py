@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import os
-import shutil
 import subprocess
 import time
 import uuid
-from pathlib import Path
 from typing import Final
 
+from tests.jars import java, jvm_environment
 from tests.kafka.jars import broker_class_path
 from tests.servers import LocalServer, free_ports
 
@@ -41,16 +39,6 @@ _QUIET: Final = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _SAYS_WHEN_IT_IS_UP: Final = "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info"
 
 
-def missing_programs() -> list[str]:
-    """What must be installed before a broker can be started, besides its jars."""
-    return [name for name in ("java", "setpriv") if _find(name) is None]
-
-
-def _find(name: str) -> str | None:
-    homes = [str(Path(os.environ["JAVA_HOME"], "bin"))] if "JAVA_HOME" in os.environ else []
-    return shutil.which(name, path=os.pathsep.join([*homes, os.environ.get("PATH", "")]))
-
-
 class KafkaBroker(LocalServer):
     """A broker whose data is gone when it stops."""
 
@@ -73,14 +61,14 @@ class KafkaBroker(LocalServer):
         with self._log.open("wb") as log:
             subprocess.run(
                 self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(settings)),
-                env=self._environment(),
+                env=jvm_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 check=True,
                 timeout=_START_S,
             )
-            self._spawn(*self._java("kafka.Kafka", str(settings)), env=self._environment(), stdout=log, stderr=log)
+            self._spawn(*self._java("kafka.Kafka", str(settings)), env=jvm_environment(), stdout=log, stderr=log)
         deadline_s = time.monotonic() + _START_S
         while time.monotonic() < deadline_s and self.is_running:
             if _STARTED in self._log.read_text(errors="replace"):
@@ -89,8 +77,4 @@ class KafkaBroker(LocalServer):
         raise RuntimeError(f"Kafka did not start.\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def _java(self, program: str, *arguments: str) -> list[str]:
-        return [str(_find("java")), *_JVM, _QUIET, _SAYS_WHEN_IT_IS_UP, "-cp", broker_class_path(), program, *arguments]
-
-    def _environment(self) -> dict[str, str]:
-        """Without the options of the tests' other JVMs, which have other classes."""
-        return {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
+        return [java(), *_JVM, _QUIET, _SAYS_WHEN_IT_IS_UP, "-cp", broker_class_path(), program, *arguments]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from pathlib import Path
 from typing import Final
 
 import pyspark
+
+from tests import jars
 
 CHECKSUMS: Final = Path(__file__).with_name("checksums.sha256")
 FOLDER: Final = Path(os.environ.get("STATELOG_TEST_KAFKA", Path(sys.prefix, "kafka")))
@@ -20,19 +21,7 @@ def missing_jars(folder: Path = FOLDER, checksums: Path = CHECKSUMS, spark: str 
     """Why there is no Kafka for tests; empty if every jar is there, with its checksum, and no other."""
     if tuple(map(int, spark.split(".")[:2])) < _OLDEST_SPARK:
         return "the connector needs Spark 4.2"
-    lines = [line.split() for line in checksums.read_text().splitlines()]
-    expected = {name: checksum for checksum, name in lines}
-    if not folder.is_dir():
-        return "its jars are missing"
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            return f"{name} is missing"
-        if name not in expected:
-            return f"{name} is in no list"
-        if hashlib.sha256(found[name].read_bytes()).hexdigest() != expected[name]:
-            return f"{name} has another checksum"
-    return ""
+    return jars.missing_jars(folder, checksums)
 
 
 def broker_class_path() -> str:

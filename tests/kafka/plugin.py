@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kafka.broker import KafkaBroker, missing_programs
+from tests.jars import missing_programs
+from tests.kafka.broker import KafkaBroker
 from tests.kafka.jars import missing_jars
 from tests.kafka.topics import SentOrders, Topics
 

@@ -18,8 +18,8 @@ ROOT = {
 }
 
 ACROSS = {
-    *("azure", "benchmarks", "compat", "contract", "conversions", "core", "docs", "examples", "kafka", "layout"),
-    *("model", "mutation", "packaging", "s3", "soak"),
+    *("azure", "benchmarks", "compat", "contract", "conversions", "core", "docs", "examples", "hdfs", "kafka"),
+    *("layout", "model", "mutation", "packaging", "s3", "soak"),
 }
 """Folders of tests that are not of one package; `core` is of the modules beside the packages."""
 

@@ -150,8 +150,8 @@ def test_the_age_is_told_by_the_machines_clock_unless_there_is_another(tmp_path:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     assert statelog.list_orphans(str(tmp_path / "missing")) == []
-    with pytest.raises(ConfigurationError, match="hdfs"):
-        statelog.list_orphans("hdfs://host/folder")
+    with pytest.raises(ConfigurationError, match="viewfs"):
+        statelog.list_orphans("viewfs://host/folder")
     (tmp_path / "file").write_text("no directory")
     assert statelog.list_orphans(str(tmp_path / "file")) == []
 

@@ -85,7 +85,13 @@ def test_a_bucket_needs_no_session() -> None:
     assert state_location(checkpoint, None) == "s3a://bucket/checkpoint/statelog"
 
 
-@pytest.mark.parametrize("location", ["hdfs://name:8020/checkpoints/a", "viewfs://cluster/a", "dbfs:/a"])
+def test_hdfs_needs_no_session() -> None:
+    checkpoint = open_checkpoint("hdfs://cluster/checkpoint/", None)
+    assert type(checkpoint.files) is StoreFiles
+    assert state_location(checkpoint, None) == "hdfs://cluster/checkpoint/statelog"
+
+
+@pytest.mark.parametrize("location", ["ofs://name:9862/checkpoints/a", "viewfs://cluster/a", "dbfs:/a"])
 def test_another_file_system_needs_a_session(location: str) -> None:
     with pytest.raises(ConfigurationError, match="no Spark session is active") as refused:
         open_checkpoint(location, None)

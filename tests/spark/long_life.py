@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -39,4 +38,4 @@ def live(session: SparkSession, job: Job, other_location: str, saved: str) -> No
     other.run(other.ledger(session, 2))
     answers = ledger_model(orders)
     assert other.results() == {batch: answers[batch] for batch in (3, 4)}
-    assert Path(job.checkpoint / "commits" / "4").exists(), "both names lead to one place"
+    assert max(job.ends()) == 4, "both names lead to one place"

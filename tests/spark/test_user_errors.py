@@ -122,7 +122,7 @@ OF_KEY_BY = ("uid", "parallelism", "location", "options", "watermark")
         ({"uid": ""}, ["uid is ''"]),
         ({"location": 5}, ["location is 5", "It must be a path"]),
         ({"location": " "}, ["location is ' '"]),
-        ({"location": "hdfs://host/state"}, ["hdfs", "not supported"]),
+        ({"location": "viewfs://host/state"}, ["viewfs", "not supported"]),
         ({"options": {"table": "memory"}}, ["options is {'table': 'memory'}", "statelog.Options(...)"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

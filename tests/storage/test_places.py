@@ -54,9 +54,23 @@ def test_other_places_than_a_folder_in_a_bucket(other: str) -> None:
     assert not is_within(f"{other}/below", BUCKET)
 
 
-def test_places_that_only_spark_reaches() -> None:
-    assert is_within("hdfs://name/a/b", "hdfs://name/a/")
-    assert not is_within("hdfs://name/ab", "hdfs://name/a")
-    assert not is_within("hdfs://name/a", "hdfs://other/a")
-    assert not is_within("hdfs://name/a", "/a")
+@pytest.mark.parametrize("location", ["hdfs://name/a", "hdfs://name/a/", "HDFS://name:8020/a//"])
+def test_spellings_of_one_folder_in_hdfs(location: str) -> None:
+    assert is_same_place(location, "hdfs://name/a")
+    assert is_within("hdfs://name/a/b", location)
+    assert is_within(location, "hdfs://name")
+
+
+def test_other_places_than_a_folder_in_hdfs() -> None:
+    for other in ("hdfs://name/ab", "hdfs://other/a", "hdfs://name:9000/a", "/a", "s3://name/a"):
+        assert not is_same_place(other, "hdfs://name/a")
+        assert not is_within(f"{other}/b", "hdfs://name/a")
     assert not is_within(BUCKET, "hdfs://bucket/folder")
+
+
+def test_places_that_only_spark_reaches() -> None:
+    assert is_within("viewfs://name/a/b", "viewfs://name/a/")
+    assert not is_within("viewfs://name/ab", "viewfs://name/a")
+    assert not is_within("viewfs://name/a", "viewfs://other/a")
+    assert not is_within("viewfs://name/a", "/a")
+    assert not is_within(BUCKET, "viewfs://bucket/folder")

@@ -42,7 +42,7 @@ def list_orphans(location: str, *, min_age_s: Seconds = 3600.0, clock: Clock | N
     Parameters
     ----------
     location : str
-        The operators' location: a directory, or a folder in an object store.
+        The operators' location: a directory, or a folder in an object store or in HDFS.
     min_age_s : float, timedelta or str
         Objects younger than this are left out, in seconds.
     clock : Clock, optional

@@ -36,8 +36,8 @@ def read_state(
     Parameters
     ----------
     location : str or Path
-        The query's checkpointLocation, or the location that its operators were given: a directory or a folder in an
-        object store. Or a savepoint.
+        The query's checkpointLocation, or the location that its operators were given: a directory, or a folder in an
+        object store or in HDFS. Or a savepoint.
     uid : str, optional
         The operator; needed if there are several.
     state : str, optional

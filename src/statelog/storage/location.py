@@ -14,6 +14,12 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 OBJECT_STORES: Final = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az", "abfs": "az", "abfss": "az"}
 """The service behind each scheme of an object store."""
 
+HDFS: Final = "hdfs"
+"""The scheme of HDFS."""
+
+HDFS_PORT: Final = 8020
+"""The port of a NameNode whose location names none."""
+
 AZURE_HOST: Final = ".dfs.core.windows.net"
 """End of the host name of a storage account."""
 
@@ -65,6 +71,51 @@ class ObjectLocation:
                 hint="Choose a folder without backslashes.",
             )
         return ObjectLocation(service, bucket, folder)
+
+
+_AUTHORITY: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class HdfsLocation:
+    """A folder in HDFS."""
+
+    authority: str
+    """A name service, or host and port of a NameNode; the port may be left out."""
+    folder: str
+    """Path of the folder, without slashes at its ends; may be empty."""
+
+    @staticmethod
+    def parse(location: str) -> HdfsLocation:
+        """Parse a location such as ``hdfs://cluster/folder``; the folder is taken literally, without percent escapes.
+
+        Any other form raises ConfigurationError. Where the location may hold credentials, the message does not show it.
+        """
+        scheme, separator, rest = location.partition("://")
+        authority, slash, folder = rest.rstrip("/").partition("/")
+        hint = "Write hdfs://name service/folder, or hdfs://host:port/folder with a NameNode's host and RPC port."
+        if scheme.lower() != HDFS or not separator or not authority:
+            raise ConfigurationError(
+                f"The location {location} names no HDFS.", kind=ErrorKind.UNSUPPORTED_FEATURE, hint=hint
+            )
+        if not _AUTHORITY.fullmatch(authority):
+            raise ConfigurationError(
+                "The location hdfs:// names more than a host and a port before its folder.",
+                hint=f"{hint} Credentials are taken from the environment; see docs/hdfs.md.",
+            )
+        if slash and not is_hdfs_path(folder):
+            raise ConfigurationError(
+                f"The location {location} is malformed.",
+                hint=f"{hint} No part of the folder is empty, '.', '..' or '.snapshot', or has a colon.",
+            )
+        return HdfsLocation(authority, folder)
+
+
+def is_hdfs_path(path: str) -> bool:
+    """Whether HDFS can have a path, relative to its root, as it is."""
+    is_reserved = path == ".reserved" or path.startswith(".reserved/")
+    is_plain = not any(part in ("", ".", "..", ".snapshot") for part in path.split("/"))
+    return is_plain and not is_reserved and not any(c == ":" or ord(c) < 32 or ord(c) == 127 for c in path)
 
 
 def scheme_of(location: str) -> str:

@@ -11,11 +11,13 @@ from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.local import LocalStore
-from statelog.storage.location import OBJECT_STORES, ObjectLocation, scheme_of
+from statelog.storage.location import HDFS, HDFS_PORT, OBJECT_STORES, HdfsLocation, ObjectLocation, scheme_of
 from statelog.storage.store import Store, if_present
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]+")
-_SUPPORTED: Final = f"a directory (a path, or file:/path), {', '.join(f'{scheme}://' for scheme in OBJECT_STORES)}"
+_SUPPORTED: Final = (
+    f"a directory (a path, or file:/path), {', '.join(f'{scheme}://' for scheme in (*OBJECT_STORES, HDFS))}"
+)
 
 REGISTERED: Final[dict[str, Callable[[str], Store]]] = {}
 """The factories of users, by the scheme of their locations."""
@@ -32,6 +34,10 @@ def open_store(location: str) -> Store:
         from statelog.storage.objects import ObjectStore
 
         return ObjectStore(location)
+    if scheme == HDFS:
+        from statelog.storage.hdfs import HdfsStore  # likewise
+
+        return HdfsStore(location)
     if scheme not in REGISTERED:
         return LocalStore(local_path(location))
     store = REGISTERED[scheme](location)
@@ -54,9 +60,9 @@ def local_path(location: str) -> str:
     scheme = scheme_of(location)
     if not scheme:
         return location
-    if scheme in OBJECT_STORES or scheme in REGISTERED:
+    if scheme in OBJECT_STORES or scheme == HDFS or scheme in REGISTERED:
         raise ConfigurationError(
-            f"The location {location} is not in a file system, and a directory is needed here.",
+            f"The location {location} is not in a file system of this host, and a directory is needed here.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Pass a path, or file:/path.",
         )
@@ -104,6 +110,9 @@ def _parts(location: str) -> tuple[str, ...]:
     if scheme in OBJECT_STORES:
         found = ObjectLocation.parse(location)
         return (found.service, found.bucket, *filter(None, found.folder.split("/")))
+    if scheme == HDFS:
+        place = HdfsLocation.parse(location)
+        return (HDFS, place.authority.removesuffix(f":{HDFS_PORT}"), *filter(None, place.folder.split("/")))
     if scheme in REGISTERED:
         authority, path = "", location[len(scheme) + 1 :]
         if path.startswith("//"):
@@ -149,7 +158,7 @@ def register_store(scheme: str, factory: Callable[[str], Store]) -> None:
             f"The scheme {scheme!r} is malformed.",
             hint="Write two or more lower-case letters, digits, '+', '.' or '-', beginning with a letter.",
         )
-    if scheme == "file" or scheme in OBJECT_STORES:
+    if scheme in ("file", HDFS) or scheme in OBJECT_STORES:
         raise ConfigurationError(f"The scheme {scheme!r} is built in.", hint="Choose another name.")
     if not callable(factory):
         raise ConfigurationError(f"factory is {factory!r:.80}.", hint="It must make a store from a location.")

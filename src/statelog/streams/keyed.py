@@ -51,8 +51,8 @@ def key_by(
         Number of subtasks, from 1 to 32,768; may differ at every start. The default is the application's number of
         cores.
     location : str, optional
-        The directory of the state, which driver and executors must share, or a folder in an object store. The default
-        is the folder ``statelog`` below the query's checkpointLocation.
+        The directory of the state, which driver and executors must share, or a folder in an object store or in HDFS.
+        The default is the folder ``statelog`` below the query's checkpointLocation.
     options : Options, optional
         The operator's options; the defaults if None.
     watermark : Watermark, optional

@@ -14,7 +14,7 @@ from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.log.open import STATE_FOLDER, open_location
 from statelog.spark.checkpoint.checkpoint import DirectoryFiles, SparkCheckpoint, SparkFiles, StoreFiles
 from statelog.spark.driver import internals
-from statelog.storage.location import OBJECT_STORES, scheme_of
+from statelog.storage.location import HDFS, OBJECT_STORES, scheme_of
 from statelog.storage.names import is_plain
 from statelog.storage.open import REGISTERED, local_path
 from statelog.storage.store import if_present
@@ -26,15 +26,15 @@ def open_checkpoint(location: str, session: SparkSession | None) -> SparkCheckpo
     """Open the Spark side of a checkpointLocation.
 
     A directory is read and written here, which syncs its files. Any other place is reached as Spark reaches it, through
-    the session's Hadoop; a bucket also without, as a location of statelog's. Raises ConfigurationError if the place can
-    be reached in neither way.
+    the session's Hadoop; a bucket or HDFS also without, as a location of statelog's. Raises ConfigurationError if the
+    place can be reached in neither way.
     """
     given = scheme_of(location)
     scheme = given if session is None or given == "file" else internals.file_system_scheme(session, location)
     if session is not None and scheme not in _LOCAL:
         files = HadoopFiles(session, location)
         return SparkCheckpoint(files, files.location)
-    if given in OBJECT_STORES:
+    if given in OBJECT_STORES or given == HDFS:
         return SparkCheckpoint(StoreFiles(open_location(location)), location.rstrip("/"))
     if given not in _LOCAL:
         reason = "no Spark session is active" if session is None else "the session's Hadoop does not know it"
@@ -71,7 +71,7 @@ def state_home(checkpoint_location: str) -> str:
 
 def _has_store(location: str) -> bool:
     scheme = scheme_of(location)
-    return scheme in _LOCAL or scheme in OBJECT_STORES or scheme in REGISTERED
+    return scheme in _LOCAL or scheme in OBJECT_STORES or scheme == HDFS or scheme in REGISTERED
 
 
 # ---- Through the file manager that Spark itself uses for the place ----
@@ -163,10 +163,12 @@ class HadoopFiles(SparkFiles):
         try:
             yield
         except Py4JJavaError as error:
-            cause = error.java_exception
-            while cause.getCause() is not None:
-                cause = cause.getCause()
-            is_missing = str(cause.getClass().getName()) == _MISSING
+            causes = [error.java_exception]
+            while (cause := causes[-1].getCause()) is not None:
+                causes.append(cause)
+            # HDFS says it in an exception whose cause is that of the call to the NameNode.
+            is_missing = any(str(one.getClass().getName()) == _MISSING for one in causes)
+            cause = causes[-1]
             raise StorageError(
                 f"{operation} {self.location}/{name} failed: {cause.toString()}.",
                 kind=ErrorKind.OBJECT_MISSING if is_missing else ErrorKind.STORE_FAILED,

@@ -15,13 +15,15 @@ from typing import Final
 from statelog.clock import Clock
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError, StorageError
 from statelog.storage import Store
-from statelog.storage.location import OBJECT_STORES, ObjectLocation, scheme_of
+from statelog.storage.hadoop import says_sync_on_close
+from statelog.storage.location import HDFS, OBJECT_STORES, ObjectLocation, scheme_of
 from statelog.storage.open import check_put_if_absent, local_path
 from statelog.storage.store import if_present
 from statelog.tools.doctor.finding import Finding, Findings, Place
 
 CHECK: Final = "location"
 SHARED: Final = "location-shared"
+DURABILITY: Final = "durability"
 
 _CLOCK_LIMIT_S: Final = 60.0
 _DENIED: Final = re.compile(r"failed: 40[13]\b")
@@ -102,6 +104,8 @@ def check_from_driver(store: Store, probe: Probe, place: Place, clock: Clock, tr
         yield _failed(place, probe.location, error)
         return
     yield from check_store(store, probe, place)
+    if scheme_of(probe.location) == HDFS:
+        yield _durability_finding(place)
     if listed:
         yield _clock_finding(place, listed[0].modified_s - now_s)
 
@@ -176,6 +180,18 @@ def _require(is_kept: bool, probe: Probe, broken: str) -> None:
         )
 
 
+def _durability_finding(place: Place) -> Finding:
+    synced = "DataNodes sync each object to their disks"
+    if says_sync_on_close():
+        return place.ok(DURABILITY, f"{synced}, and the folders that the objects are in.")
+    return place.warning(
+        DURABILITY,
+        f"{synced}, and by the settings of this host not the folders that the objects are in.",
+        "If all copies can lose power at once, set dfs.datanode.synconclose=true for the DataNodes, and in the settings"
+        " of this host; see docs/hdfs.md.",
+    )
+
+
 def _clock_finding(place: Place, ahead_s: float) -> Finding:
     off = f"The clock of the location is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the driver's."
     if abs(ahead_s) <= _CLOCK_LIMIT_S:
@@ -194,6 +210,8 @@ def _failed(place: Place, location: str, error: StatelogError) -> Finding:
 def _remedy(location: str, message: str) -> str:
     """What a denied request needs at this location; empty if the failure is another one."""
     scheme = scheme_of(location)
+    if scheme == HDFS:
+        return ""  # the cluster's message names the user
     if scheme not in OBJECT_STORES:
         is_denied = "Permission denied" in message or "Operation not permitted" in message
         return f"The process runs as user {os.geteuid()}, group {os.getegid()}." if is_denied else ""
