@@ -33,6 +33,8 @@ COUNT = 30_000
 A_FEW = 600
 """Entries of some small pages."""
 LEFT, RIGHT = 0, 1
+NEVER = -(1 << 60)
+"""A watermark before all rows."""
 
 
 class Stream:
@@ -47,25 +49,36 @@ class Stream:
         self.budget = budget
         self.runs: list[Run] = []
         self.read: dict[str, int] = {}
-        self.now_ms = NO_TIME_MS
+        self.now_ms = self.arrivals_to_ms = NO_TIME_MS
         self.batch = 0
 
-    def push(self, watermark_ms: int, left_ms: object = (), right_ms: object = ()) -> list[pa.RecordBatch]:
-        """Run a batch with rows at these times."""
+    def push(
+        self,
+        watermark_ms: int,
+        left_ms: object = (),
+        right_ms: object = (),
+        *,
+        processing_ms: int = 0,
+        arrivals_after_ms: int | None = None,
+    ) -> list[pa.RecordBatch]:
+        """Run a batch with rows at these times; arrivals up to a time are not looked for, by default the last ack's."""
         parts = [self._rows(side, np.array(times, np.int64)) for side, times in ((LEFT, left_ms), (RIGHT, right_ms))]
         rows = pa.Table.from_batches([part for part in parts if part.num_rows], parts[0].schema).combine_chunks()
         read = NO_ROWS
         if rows.num_rows:
             whole = rows.to_batches()[0]
             read = KeyedRows(whole, row_hashes([whole.column(0)]))
-        context = BatchContext(1, self.batch, Moment(0, watermark_ms, self.now_ms), timers_after_ms=self.now_ms)
+        moment = Moment(processing_ms, watermark_ms, self.now_ms)
+        after_ms = self.arrivals_to_ms if arrivals_after_ms is None else arrivals_after_ms
+        context = BatchContext(1, self.batch, moment, self.now_ms, after_ms)
         self.read.clear()
         operator = replace(self.query.operator.make(), budget=self.budget)
         subtask = KeyedSubtask(operator, Counting(self.runs, self.read), context, Stopwatch(SystemClock()))
         found = [batch for batch in subtask.process(read) if batch.num_rows]
         sink = pa.BufferOutputStream()
         subtask.changes.write_local(sink)
-        self.changes = subtask.changes.rows
+        self.changes, self.phases = subtask.changes.rows, subtask.changes.phase + 1
+        self.arrivals_to_ms = subtask.arrivals_to_ms
         self.runs = [*self.runs, Run(sink.getvalue(), "run")]
         self.now_ms, self.batch = watermark_ms, self.batch + 1
         return found
@@ -171,10 +184,47 @@ def test_a_waiting_row_leaves_once_however_many_parts_it_meets() -> None:
     assert sorted(at for batch in found for at in batch[2].to_pylist()) == list(range(200))
 
 
-# ---- As-of joins ----
+# ---- Timeouts ----
 
-NEVER = -(1 << 60)
-"""A watermark before all rows."""
+
+def test_rows_of_a_large_key_that_time_out_leave_and_the_others_stay() -> None:
+    stream = Stream(join_plan("left", 0, 5, timeout=100))
+    stream.push(NEVER, 10 * np.arange(COUNT), 20 * np.arange(COUNT // 2))
+    stream.push(NEVER, 10 * np.arange(COUNT) + 7, processing_ms=50)
+    found = numbers(stream.push(NEVER, processing_ms=100))
+    assert sorted(found) == [(time_ms, None) for time_ms in range(10, 10 * COUNT, 20)]
+    found = numbers(stream.push(NEVER, processing_ms=150))
+    assert sorted(found) == [(time_ms, None) for time_ms in [*range(7, 10 * COUNT, 20), 10 * COUNT - 3]]
+    assert stream.push(NEVER, processing_ms=10_000) == []
+    assert not sum(stream.read.values())
+    # Those that have matched wait for more.
+    assert numbers(stream.push(NEVER, [], [23], processing_ms=10_000)) == [(20, 23)]
+    assert stream.push(20 * COUNT, processing_ms=10_000) == []
+
+
+def test_arrivals_are_not_looked_for_again() -> None:
+    stream = Stream(join_plan("left", 0, 5, timeout=100))
+    stream.push(NEVER, [10])
+    assert stream.push(NEVER, processing_ms=100, arrivals_after_ms=0) == []
+    assert stream.arrivals_to_ms == 0
+    assert numbers(stream.push(NEVER, processing_ms=101, arrivals_after_ms=-1)) == [(10, None)]
+    assert stream.arrivals_to_ms == 1
+
+
+def test_a_batch_in_which_nothing_is_due_has_one_phase() -> None:
+    """The changes are encoded once, although timers are registered."""
+    stream = Stream(join_plan("left", 0, 5, timeout=100))
+    stream.push(0, [10], [12])
+    assert stream.phases == 1
+    stream.push(1000, processing_ms=99)
+    assert stream.phases == 2
+    stream.push(1000, [2000], processing_ms=99)
+    assert stream.phases == 1
+    stream.push(1000, processing_ms=199)
+    assert stream.phases == 2
+
+
+# ---- As-of joins ----
 
 
 def as_of(tolerance_ms: int | None = None, *, wait: bool, **more: Any) -> Stream:
