@@ -239,11 +239,12 @@ class RunBlock:
         """The rows as they were written, kept after the first read."""
         return self.load()
 
-    def take(self, rows: Positions) -> pa.RecordBatch:
-        """Some of the rows, in ascending order."""
+    def take(self, rows: Positions, first_column: int = 0) -> pa.RecordBatch:
+        """Some of the rows, in ascending order; without the columns before one."""
+        batch = self.batch.select(range(first_column, self.batch.num_columns)) if first_column else self.batch
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
-            return self.batch.slice(int(rows[0]), len(rows))
-        return self.batch.take(pa.array(rows))
+            return batch.slice(int(rows[0]), len(rows))
+        return batch.take(pa.array(rows))
 
     def load(self) -> pa.RecordBatch:
         """Read the rows without keeping them; CorruptionError if the bytes have changed since they were written."""
@@ -382,8 +383,9 @@ class _EvolvedBlock(RunBlock):
     def batch(self) -> pa.RecordBatch:
         return self._block.batch
 
-    def take(self, rows: Positions) -> pa.RecordBatch:
-        return self._converted(self._block.take(rows))
+    def take(self, rows: Positions, first_column: int = 0) -> pa.RecordBatch:
+        taken = self._converted(self._block.take(rows))
+        return taken.select(range(first_column, taken.num_columns)) if first_column else taken
 
     def load(self) -> pa.RecordBatch:
         return self._converted(self._block.load())
