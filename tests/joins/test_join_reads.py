@@ -29,6 +29,8 @@ from statelog.testing.rows import OperatorArguments
 from tests.counting_table import Counting
 from tests.joins.joins_model import asof_plan, join_plan
 
+POOLS: list[pa.MemoryPool] = []
+"""They must outlive what is allocated in them, also in a test that fails."""
 COUNT = 30_000
 A_FEW = 600
 """Entries of some small pages."""
@@ -47,6 +49,7 @@ class Stream:
         self.query = KeyedQuery(plan.operator, arguments, Options())
         self.value = value
         self.budget = budget
+        self.keeps_output = True
         self.runs: list[Run] = []
         self.read: dict[str, int] = {}
         self.now_ms = self.arrivals_to_ms = NO_TIME_MS
@@ -74,7 +77,12 @@ class Stream:
         self.read.clear()
         operator = replace(self.query.operator.make(), budget=self.budget)
         subtask = KeyedSubtask(operator, Counting(self.runs, self.read), context, Stopwatch(SystemClock()))
-        found = [batch for batch in subtask.process(read) if batch.num_rows]
+        self.returned = 0
+        found: list[pa.RecordBatch] = []
+        for batch in subtask.process(read):
+            self.returned += batch.num_rows
+            if self.keeps_output and batch.num_rows:
+                found.append(batch)
         sink = pa.BufferOutputStream()
         subtask.changes.write_local(sink)
         self.changes, self.phases = subtask.changes.rows, subtask.changes.phase + 1
@@ -82,6 +90,19 @@ class Stream:
         self.runs = [*self.runs, Run(sink.getvalue(), "run")]
         self.now_ms, self.batch = watermark_ms, self.batch + 1
         return found
+
+    def peak_bytes(self, *arguments: Any, **more: Any) -> int:
+        """Run a batch as :meth:`push`, whose output is not kept, and return what it has allocated at most at a time."""
+        self.keeps_output = False
+        usual = pa.default_memory_pool()
+        pool = pa.proxy_memory_pool(usual)
+        POOLS.append(pool)
+        pa.set_memory_pool(pool)
+        try:
+            self.push(*arguments, **more)
+        finally:
+            pa.set_memory_pool(usual)
+        return int(pool.max_memory())
 
     def _rows(self, side: int, times_ms: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.RecordBatch:
         count = len(times_ms)
@@ -160,6 +181,40 @@ def test_rows_without_a_match_are_returned_in_parts_of_bounded_size() -> None:
     found = stream.push(10_000)
     assert sum(batch.num_rows for batch in found) == 5000
     assert max(batch.nbytes for batch in found) < 2 << 20
+
+
+MANY = 30_000
+"""Rows of one key that wait, a kilobyte each: 30 MB."""
+
+
+@pytest.mark.parametrize(
+    ("how", "batch", "returned"),
+    [
+        pytest.param("inner", {"watermark_ms": NEVER, "right_ms": [MANY]}, MANY, id="all are met"),
+        pytest.param("left", {"watermark_ms": NEVER, "right_ms": [MANY]}, MANY, id="all are met, and marked"),
+        pytest.param("anti", {"watermark_ms": 10 * MANY}, MANY, id="all are due"),
+        pytest.param("left", {"watermark_ms": 2 * MANY + 9}, 10, id="some are due"),
+        pytest.param("left", {"watermark_ms": NEVER, "processing_ms": 100}, MANY, id="all time out"),
+    ],
+)
+def test_a_batch_of_a_key_with_many_waiting_rows_takes_bounded_memory(
+    how: str, batch: dict[str, Any], returned: int
+) -> None:
+    """The bound is that of the bytes that are worked on at once, a megabyte here, and the changes of the batch."""
+    timeout_ms = 100 if how != "inner" else None
+    stream = Stream(join_plan(how, 0, 2 * MANY, timeout_ms), Budget(slice_bytes=1 << 20), value="v" * 1000)
+    stream.push(NEVER, np.arange(MANY))
+    peak_bytes = stream.peak_bytes(**batch)
+    assert stream.returned == returned
+    written_bytes = stream.runs[-1].size_bytes
+    assert peak_bytes < (4 << 20) + 3 * written_bytes
+
+
+def test_pairs_take_bounded_memory() -> None:
+    """A thousand new rows of a kilobyte meet a thousand others, which makes a gigabyte of output."""
+    stream = Stream(join_plan("inner", -5000, 5000), Budget(slice_bytes=1 << 20), value="v" * 1000)
+    assert stream.peak_bytes(NEVER, np.arange(1000), np.arange(1000)) < 24 << 20
+    assert stream.returned == 1_000_000
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "semi"])

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from statelog.convert.codecs import ColumnCodecs
-from statelog.joins.pairs import Interval, SideRows, in_order, joined_ranges, pairs
+from statelog.joins.pairs import Interval, SideRows, joined_ranges, pairs
 from statelog.joins.sides import LEFT, RIGHT, JoinOperator, JoinShape, Side, parts_of
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import Arrivals, Columns, Mask
@@ -110,7 +110,7 @@ class IntervalJoin(JoinOperator):
                 rows, without_match = self._of_side(place, part, owners)
                 yield from self._unmatched(place, without_match, keys)
                 if len(rows):
-                    new[place].append(in_order(rows))
+                    new[place].append(rows)
         left, right = new
         for rows in left:
             for others in right:
@@ -241,15 +241,19 @@ class IntervalJoin(JoinOperator):
         self, place: int, owners: Int64s, next_ms: Int64s, now_ms: int, keys: Columns
     ) -> Iterator[pa.RecordBatch]:
         """Remove the rows of keys that wait for nothing any more; `next_ms` gets the time of the first other one."""
-        stored = self._states[place].read(owners)
-        if not len(stored):
+        side, state = self._intervals[place], self._states[place]
+        if side.returns_unmatched:
+            rows = self._opened(place, state.read(owners))
+        else:
+            name = side.columns.names[side.time]
+            rows = self._of_times(state.read_fields(owners, [name]))
+        if not len(rows):
             return
-        rows = self._opened(place, stored)
-        ends_ms = rows.ends_ms(self._intervals[place].interval.last_ms)
+        ends_ms = rows.ends_ms(side.interval.last_ms)
         waits = ends_ms > now_ms
         yield from self._unmatched(place, rows.take(~waits & ~rows.is_matched), keys)
         np.minimum.at(next_ms, rows.key_index[waits], ends_ms[waits])
-        emptied, is_removed = open_and_closed(stored.key_index, waits)
+        emptied, is_removed = open_and_closed(rows.key_index, waits)
         self._states[place].clear(emptied)
         self._remove(place, rows.take(is_removed))
 
