@@ -249,12 +249,22 @@ def test_rows_of_a_large_key_that_time_out_leave_and_the_others_stay() -> None:
     found = numbers(stream.push(NEVER, processing_ms=100))
     assert sorted(found) == [(time_ms, None) for time_ms in range(10, 10 * COUNT, 20)]
     found = numbers(stream.push(NEVER, processing_ms=150))
+    assert COUNT // 2 < stream.changes < COUNT // 2 + 10
     assert sorted(found) == [(time_ms, None) for time_ms in [*range(7, 10 * COUNT, 20), 10 * COUNT - 3]]
     assert stream.push(NEVER, processing_ms=10_000) == []
     assert not sum(stream.read.values())
     # Those that have matched wait for more.
     assert numbers(stream.push(NEVER, [], [23], processing_ms=10_000)) == [(20, 23)]
     assert stream.push(20 * COUNT, processing_ms=10_000) == []
+
+
+def test_a_large_key_whose_rows_all_time_out_is_removed_as_a_whole() -> None:
+    stream = Stream(join_plan("left", 0, 5, timeout=100))
+    stream.push(NEVER, 10 * np.arange(COUNT))
+    assert len(numbers(stream.push(NEVER, processing_ms=100))) == COUNT
+    assert stream.changes == 3  # the rows, their timer, and their arrival
+    stream.push(NEVER, [10], [12])
+    assert stream.push(NEVER, processing_ms=200) == []
 
 
 def test_arrivals_are_not_looked_for_again() -> None:

@@ -148,34 +148,52 @@ class IntervalJoin(JoinOperator):
         keys, next_ms = self._key_codec.decode_columns(due.keys.keys), np.full(len(due.keys), LAST_MS)
         until_ms = moment.processing_ms - self._timeout_ms
         for place in (LEFT, RIGHT):
-            side, state, has_few = self._intervals[place], self._states[place], self._states[place].few()
+            state, has_few = self._states[place], self._states[place].few()
             rows = self._opened(place, state.read(np.flatnonzero(has_few)))
             is_over = rows.are_over(until_ms)
             yield from self._timed_out(place, rows, is_over, next_ms, keys)
             if is_over.any():
+                self._timers.delete(rows.key_index[is_over], self._ends_ms(place, rows)[is_over])
                 emptied, is_removed = open_and_closed(rows.key_index, ~is_over)
                 state.clear(emptied)
                 self._remove(place, rows.take(is_removed))
             for owner in np.flatnonzero(~has_few).tolist():
-                if not side.returns_unmatched:
-                    first_ms = self._first_end(place, owner, side.interval.last_ms, moment.watermark_ms)
-                    next_ms[owner] = min(int(next_ms[owner]), LAST_MS if first_ms is None else first_ms)
-                    continue
-                for page in state.pages(owner):
-                    rows = self._opened(place, page)
-                    is_over = rows.are_over(until_ms)
-                    yield from self._timed_out(place, rows, is_over, next_ms, keys)
-                    self._remove(place, rows.take(is_over))
+                yield from self._time_out_large(place, owner, next_ms, until_ms, moment.watermark_ms, keys)
         self._register(next_ms)
+
+    def _time_out_large(
+        self, place: int, owner: int, next_ms: Int64s, until_ms: int, now_ms: int, keys: Columns
+    ) -> Iterator[pa.RecordBatch]:
+        """Do the same for a key with many rows, page by page."""
+        side, state = self._intervals[place], self._states[place]
+        if not side.returns_unmatched:
+            first_ms = self._first_end(place, owner, side.interval.last_ms, now_ms)
+            next_ms[owner] = min(int(next_ms[owner]), LAST_MS if first_ms is None else first_ms)
+            return
+        gone: list[SideRows] = []
+        is_emptied = True
+        for page in state.pages(owner):
+            rows = self._opened(place, page)
+            is_over = rows.are_over(until_ms)
+            yield from self._timed_out(place, rows, is_over, next_ms, keys)
+            gone.append(replace(rows, columns=[]).take(is_over))
+            is_emptied &= bool(is_over.all())
+        self._timers.delete_all(owner)
+        if is_emptied:
+            state.clear(np.array([owner]))
+            return
+        for rows in gone:
+            self._remove(place, rows)
 
     def _timed_out(
         self, place: int, rows: SideRows, is_over: Mask, next_ms: Int64s, keys: Columns
     ) -> Iterator[pa.RecordBatch]:
-        """Return rows that leave the state, without their timers; `next_ms` gets the time of the first other one."""
-        ends_ms = rows.ends_ms(self._intervals[place].interval.last_ms)
-        self._timers.delete(rows.key_index[is_over], ends_ms[is_over])
-        np.minimum.at(next_ms, rows.key_index[~is_over], ends_ms[~is_over])
+        """Return rows that leave the state; `next_ms` gets the time of the first other one."""
+        np.minimum.at(next_ms, rows.key_index[~is_over], self._ends_ms(place, rows)[~is_over])
         yield from self._unmatched(place, rows.take(is_over), keys)
+
+    def _ends_ms(self, place: int, rows: SideRows) -> Int64s:
+        return rows.ends_ms(self._intervals[place].interval.last_ms)
 
     # ---- New rows ----
 

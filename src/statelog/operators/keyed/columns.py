@@ -355,6 +355,14 @@ class TimerColumns:
         if len(times_ms):
             self._write(key_index, times_ms, Operation.DELETE)
 
+    def delete_all(self, position: int) -> None:
+        """Delete the timers that a key had before the phase."""
+        cursor, keys = self._cursor, self._cursor.keys
+        held = cursor.table.entries_of(self.state, int(keys.hashes[position]), keys.keys[position].as_py())
+        for page in held.pages(cursor.budget.prefetch_entries, cursor.budget.slice_bytes):
+            times_ms = page.values.column(0).to_numpy()
+            self.delete(np.full(len(times_ms), position), times_ms)
+
     def flush(self, changes: ChangeBuffer) -> None:
         """Add the changes of the key chunk to those of the batch."""
         if not self._written:
