@@ -113,8 +113,13 @@ def test_outer_joins_return_each_row_without_a_match_once(spark: SparkSession, t
     assert sum(count for row, count in expected.items() if row[4] is None)
     assert (how == "full") == any(row[2] is None for row in expected)
 
+    # A batch has all rows, so nothing waits: a timeout changes nothing, and needs no heartbeat.
     in_batch = statelog.key_by(clicks, "user", watermark=Watermark("at")).join_interval(
-        statelog.key_by(buys, "who", watermark=Watermark("at")), lower="-5 seconds", upper="20 seconds", how=how
+        statelog.key_by(buys, "who", watermark=Watermark("at")),
+        lower="-5 seconds",
+        upper="20 seconds",
+        how=how,
+        timeout="1 minute",
     )
     assert Counter(map(tuple, in_batch.collect())) == expected
 
