@@ -388,8 +388,9 @@ class _EvolvedBlock(RunBlock):
         super().__init__(block._source, block._stored, block._schema)
         self._block = block
         self._wanted = wanted
-        # Other columns are not copied; a reader may ask for a few of them.
+        # Other columns are not copied; a reader may ask for a few of them. One is needed for the number of rows.
         kept = [field for field in stored.value_schema if field.name in wanted.value_schema.names]
+        kept = kept or list(stored.value_schema)[:1]
         self._was = replace(stored, value_schema=pa.schema(kept))
         self._values = [VALUE_COLUMN + stored.value_schema.get_field_index(field.name) for field in kept]
 
