@@ -19,6 +19,13 @@ class Ratio:
     side: str
     other: str
     least: float
+    is_cpu: bool = False
+    """Whether it is that of rows per second of CPU time, of all processes."""
+
+    @property
+    def rates(self) -> str:
+        """The name of the figures whose ratio it is."""
+        return "rows_per_cpu_s_by_round" if self.is_cpu else "rows_per_s_by_round"
 
 
 def compare_cases(
@@ -35,16 +42,15 @@ def compare_cases(
     rows: list[dict[str, str]] = []
     for case, sides in cases.items():
         measured = figures[case] = compare(sides, place, rounds, warm_up)
-        rates = {name: each["rows_per_s_by_round"] for name, each in measured.items()}
         targets += [
             Target(
-                f"{case}: {each.side} / {each.other}",
-                median_ratio(rates[each.side], rates[each.other]),
+                f"{case}: {each.side} / {each.other}{', by CPU time' if each.is_cpu else ''}",
+                median_ratio(measured[each.side][each.rates], measured[each.other][each.rates]),
                 each.least,
                 "at_least",
             )
             for each in ratios
-            if {each.side, each.other} <= rates.keys()
+            if {each.side, each.other} <= measured.keys()
         ]
         rows += [_row(case, name, each) for name, each in measured.items()]
     samples = [(name, each) for sides in figures.values() for name, each in sides.items()]
@@ -56,6 +62,7 @@ def _row(case: str, name: str, figures: dict[str, Any]) -> dict[str, str]:
         "case": case,
         "side": name,
         "rows/s": f"{figures['rows_per_s']:,.0f}",
+        **({"rows/CPU s": f"{figures['rows_per_cpu_s']:,.0f}"} if "rows_per_cpu_s" in figures else {}),
         "batch ms": shown(figures["batch_ms"]),
         "checkpoint ms": shown(figures.get("checkpoint_ms")),
     }

@@ -8,7 +8,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any, Final
 
 import click
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +22,6 @@ from pyspark.sql import functions as F
 
 import statelog
 from benchmarks.chain import STATELESS, ChainSide
-from benchmarks.child import processes_of
 from benchmarks.figures import shown_shape, summary
 from benchmarks.frame import NOT_NEGATIVE, POSITIVE, POSSIBLE_KEYS, Result, Target, alternate, option, require_measured
 from benchmarks.processors import OUTPUT
@@ -41,6 +38,7 @@ from benchmarks.query import (
 )
 from benchmarks.requests import PUT, CountingStore, count, noted
 from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, ZIPF, skewed_key
+from benchmarks.usage import Usage
 
 STATELOG: Final = "statelog"
 
@@ -168,37 +166,6 @@ class IdleSide(CoresSide):
 
 def _counting_store(notes: str, location: str) -> CountingStore:
     return CountingStore(location.removeprefix(f"{_SCHEME}:"), notes)
-
-
-class Usage:
-    """CPU seconds and bytes written to disks, of all processes of a session since it was made; Linux only.
-
-    The counts of a process go with it, so look from time to time: what one does after the last look is lost.
-    """
-
-    def __init__(self, session: int) -> None:
-        self._session = session
-        self._first: dict[tuple[int, float], tuple[float, float]] = {}
-        self._last: dict[tuple[int, float], tuple[float, float]] = {}
-        self.look()
-        self._first = dict(self._last)
-
-    def look(self) -> None:
-        for number in processes_of(self._session):
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(number)
-                own = process.cpu_times()
-                name = number, process.create_time()
-                self._last[name] = own.user + own.system, process.io_counters().write_bytes
-
-    def total(self) -> dict[str, float]:
-        """CPU seconds and bytes from the first look to the last one."""
-        used = [
-            [last - first for last, first in zip(self._last[name], self._first.get(name, (0, 0)), strict=True)]
-            for name in self._last
-        ]
-        cpu_s, written_bytes = (sum(column) for column in zip(*used, strict=True))
-        return {"cpu_s": cpu_s, "written_bytes": written_bytes}
 
 
 def run(settings: Settings, place: Path) -> Result:

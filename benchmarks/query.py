@@ -38,6 +38,7 @@ from benchmarks.figures import summary
 from benchmarks.frame import alternate
 from benchmarks.processors import KeepPayload
 from benchmarks.skew import skewed_key
+from benchmarks.usage import Usage
 from statelog import CheckpointMetrics, Observer, RestoreMetrics
 
 _POLL_S: Final = 0.25
@@ -154,6 +155,8 @@ class BatchSide(Side):
     location: str | None = None
     """The place of the changes that are not dropped; None for the checkpointLocation."""
 
+    measures_cpu: ClassVar[bool] = False
+    """Whether the CPU time of its processes is measured, batch by batch."""
     output_mode: ClassVar[str] = "update"
     start_ms: ClassVar[int] = 0
     """Event time of the first batch."""
@@ -208,9 +211,16 @@ class BatchSide(Side):
         source = self.source(session)
         files = Files(directory / "checkpoint" / ("state" if self.is_spark else "statelog"))
 
+        used = Usage(os.getsid(0)) if self.measures_cpu else None
+        cpu_s: dict[int, float] = {}
+
         def is_over(query: StreamingQuery) -> bool:
             files.look()
-            return last_batch(query) >= self.batches_to_check - 1
+            last = last_batch(query)
+            if used is not None and last not in cpu_s:
+                used.look()
+                cpu_s[last] = used.total()["cpu_s"]
+            return last >= self.batches_to_check - 1
 
         side = self
         if not self.is_durable:
@@ -225,6 +235,7 @@ class BatchSide(Side):
         return {
             "batches": [{"batch": entry["batchId"], **entry["durationMs"]} for entry in progress[: self.batches]],
             "checkpoints": [dataclasses.asdict(each) for each in recorder.checkpoints if each.batch < self.batches],
+            "cpu_s": cpu_s,
             **files.to_json(),
         }
 
@@ -243,10 +254,23 @@ class BatchSide(Side):
             "rows_per_s": statistics.median(rates),
             "rows_per_s_by_round": rates,
             "batch_ms": summary(chain.from_iterable(batches_ms)),
+            **self._cpu_figures(rounds, warm_up),
             **{name: rounds[-1][name] for name in _FILES},
             "by_round": list(rounds),
             **self._checkpoint_figures([each for one in rounds for each in one["checkpoints"]], warm_up),
         }
+
+    def _cpu_figures(self, rounds: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
+        """The rows that a second of CPU time suffices for, by round; none if it was not measured."""
+        if not self.measures_cpu:
+            return {}
+        rates: list[float] = []
+        for one in rounds:
+            # A batch may be over some time before its CPU time is read, and two batches may be over at once.
+            read = {batch: cpu_s for batch, cpu_s in one["cpu_s"].items() if batch >= warm_up - 1}
+            first, last = min(read), max(read)
+            rates.append((last - first) * self.rows_per_batch / (read[last] - read[first]))
+        return {"rows_per_cpu_s": statistics.median(rates), "rows_per_cpu_s_by_round": rates}
 
     def _checkpoint_figures(self, checkpoints: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
         """The figures of its checkpoints; none if it has no checkpoints."""

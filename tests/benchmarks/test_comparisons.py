@@ -138,10 +138,10 @@ def test_dedup_compares_with_spark_in_every_case(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("how", [join.INNER, join.LEFT])
-def test_expected_pairs_are_those_that_spark_adds(spark: SparkSession, how: str) -> None:
-    side = join.JoinSide(
-        side=join.SPARK, parallelism=2, rows_per_batch=40, batches=4, how=how, value_bytes=20, is_durable=True
+@pytest.mark.parametrize(("how", "skew"), [(join.INNER, "uniform"), (join.LEFT, "uniform"), (join.INNER, "zipf")])
+def test_expected_pairs_are_those_that_spark_adds(spark: SparkSession, how: str, skew: str) -> None:
+    side = join.JoinSide.of(
+        join.Settings(keys=25), side=join.SPARK, rows_per_batch=40, batches=4, how=how, skew=skew, value_bytes=20
     )
     found = []
     for batches in (1, 2, 3, 4):
@@ -154,17 +154,26 @@ def test_expected_pairs_are_those_that_spark_adds(spark: SparkSession, how: str)
         counted[0],
         *({name: after[name] - before[name] for name in after} for before, after in pairwise(counted)),
     ]
-    assert counted[3]["pairs"] == 120
+    assert counted[3]["pairs"] == 120 if skew == "zipf" else counted[3]["pairs"] > 120
 
 
 def test_join_compares_with_spark_in_every_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     durations_ms = {join.STATELOG: 200, join.SPARK: 500}
-    monkeypatch.setattr(join.JoinSide, "run", lambda side, place: measured(side, durations_ms[side.side]))
+    cpu_s = {join.STATELOG: 2.0, join.SPARK: 3.0}
+
+    def run(side: join.JoinSide, place: Path) -> dict[str, Any]:
+        # The time of the tenth batch was not read; the first nine are left out.
+        read = {batch: 100 + batch * cpu_s[side.side] for batch in range(-1, 14) if batch != 10}
+        return {**measured(side, durations_ms[side.side]), "cpu_s": read | {5: 0}}
+
+    monkeypatch.setattr(join.JoinSide, "run", run)
 
     result = join.run(join.Settings(rows_per_batch=(10,)), tmp_path)
 
     assert outcomes(result) == [
-        (f"10 + 10 rows, {how}: statelog / Spark join, format 4", 2.5, True) for how in ("inner", "left")
+        (f"10 + 10 rows, uniform, {how}: statelog / Spark join, format 4{by}", ratio, ratio > 2)
+        for how in ("inner", "left")
+        for by, ratio in ((", by CPU time", 1.5), ("", 2.5))
     ]
 
 

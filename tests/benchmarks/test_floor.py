@@ -13,8 +13,9 @@ import pytest
 
 from benchmarks import floor
 from benchmarks.chain import STATELESS
-from benchmarks.floor import FloorSide, IdleSide, Settings, Usage
+from benchmarks.floor import FloorSide, IdleSide, Settings
 from benchmarks.frame import scratch
+from benchmarks.usage import Usage
 
 BATCHES = [np.array([3, 3, 5]), np.array([5, 7, 7, 3])]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -212,6 +213,40 @@ class TableContract:
             (1, b"\x01b", "old b'\\x01b'"),
             (1, b"\x02", "old b'\\x02'"),
         ]
+
+    def test_some_of_the_fields_can_be_read(self, table: StateTable, block_rows: int) -> None:
+        """Of entries in several runs, and beside those of a branch."""
+        fields = [pa.field("first", pa.string()), pa.field("second", pa.int64()), pa.field("third", pa.string())]
+        state = replace(MAP, value_schema=pa.schema(fields))
+
+        def run(entry: bytes, numbers: dict[bytes, int]) -> Run:
+            count, keys = len(numbers), sorted(numbers)
+            values = [numbers[key] for key in keys]
+            columns = [
+                pa.array([key[0] for key in keys], pa.uint64()),
+                pa.array(keys, pa.binary()),
+                pa.array([entry] * count, pa.binary()),
+                pa.array([Operation.PUT] * count, pa.uint8()),
+                pa.nulls(count, pa.int64()),
+                pa.array([f"first {number}" for number in values]),
+                pa.array(values, pa.int64()),
+                pa.array([f"third {number}" for number in values]),
+            ]
+            batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(state))
+            data = encode_run([StateChanges(state, [batch])], compression=None, block_rows=block_rows)
+            return Run(pa.py_buffer(data), "test")
+
+        table.apply([run(b"d", {b"a": 1, b"b": 2, b"c": 3}), run(b"e", {b"b": 4})])
+        branch = table.branch(run(b"c", {b"a": 5, b"c": 6}))
+        keys = make_keys((ord("a"), b"a"), (ord("b"), b"b"), (ord("c"), b"c"))
+        for names in (["second"], ["third", "first"]):
+            wanted = replace(state, value_schema=pa.schema([state.value_schema.field(name) for name in names]))
+            for held, numbers in ((table, [1, 2, 4, 3]), (branch, [5, 1, 2, 4, 6, 3])):
+                found = held.entries(wanted, keys).values
+                assert found.column_names == names
+                for name in names:
+                    expected = numbers if name == "second" else [f"{name} {number}" for number in numbers]
+                    assert found.column(name).to_pylist() == expected
 
     def test_clear_removes_what_older_runs_hold(self, table: StateTable, block_rows: int) -> None:
         old: list[Change] = [(1, key, b"e", Operation.PUT, "old") for key in (b"a", b"b")]

@@ -309,6 +309,7 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
         watermark_ms=2900,
         late_watermark_ms=1900,
         timers_after_ms=NO_TIME_MS,
+        arrivals_after_ms=NO_TIME_MS,
         initial="op/initial/1",
         maintenance=None,
         witness=Witness(newest, runs.store.read(newest, length=FRAME_HEADER_BYTES)),
@@ -318,8 +319,9 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
 
 def test_timers_that_fired_in_the_batch_before_are_not_looked_for(runs: Runs) -> None:
     runs.start(0)
-    runs.batch(0, timers_to_ms=850)
-    assert runs.begin(1).permit.timers_after_ms == 850
+    runs.batch(0, timers_to_ms=850, arrivals_to_ms=700)
+    permit = runs.begin(1).permit
+    assert (permit.timers_after_ms, permit.arrivals_after_ms) == (850, 700)
 
 
 def test_a_deletion_is_certain_in_the_second_batch_that_has_it(runs: Runs) -> None:

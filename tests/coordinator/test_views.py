@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -51,7 +52,8 @@ def durable(entry: Checkpoint, *fired_ms: int) -> OperatorBatch:
     made = OperatorBatch(entry.batch, BatchTime(0, 0), 2, durable=entry)
     for subtask, timers_to_ms in enumerate(fired_ms):
         task = TaskId("query", "run", "op", "instance", entry.batch, subtask, 1)
-        made.acks[subtask] = AcceptedAck(make_ack(task, b"", 0, 0, 0, "", 0.0, timers_to_ms=timers_to_ms), b"")
+        fired: dict[str, Any] = {"timers_to_ms": timers_to_ms, "arrivals_to_ms": timers_to_ms - 5}
+        made.acks[subtask] = AcceptedAck(make_ack(task, b"", 0, 0, 0, "", 0.0, **fired), b"")
     return made
 
 
@@ -62,6 +64,7 @@ def test_a_run_starts_from_the_checkpoint_before_its_first_batch(first_batch: in
     found = Views.of_first_batch(KEYED, IDENTITY, history, first_batch)
     assert (found.genesis_digests, found.heads) == (ORIGINS, heads(*range(first_batch)))
     assert (found.timers_after_ms, found.snapshots) == ([NO_TIME_MS] * 2, [])
+    assert found.arrivals_after_ms == [NO_TIME_MS] * 2
 
 
 @pytest.mark.parametrize("first_batch", [0, 1, 2, 3])
@@ -79,6 +82,7 @@ def test_the_next_batch_starts_from_the_changesets_of_the_one_before() -> None:
     first = Views.of_first_batch(KEYED, IDENTITY, History(), 0)
     second = first.after(durable(checkpoint(0), 70, 80))
     assert (second.genesis_digests, second.heads, second.timers_after_ms) == (ORIGINS, heads(0), [70, 80])
+    assert second.arrivals_after_ms == [65, 75]
     third = second.after(durable(checkpoint(1), 90, 91))
     assert (third.heads, third.timers_after_ms) == (heads(0, 1), [90, 91])
 

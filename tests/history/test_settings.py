@@ -123,6 +123,9 @@ def test_what_other_arguments_of_windows_mean(
         (("left", 0, 5), ("left", -1, 5), {"join_lower_ms": Verdict.CONVERT}),
         (("left", 0, 5), ("left", 0, 3), {"join_lower_ms": Verdict.CONVERT}),
         (("left", 0, 5), ("full", 0, 5), {"join": Verdict.REFUSE}),
+        (("left", 0, 5, 1000), ("left", 0, 5, "1 second"), {}),
+        (("left", 0, 5, None), ("left", 0, 5, 1000), {"join_timeout_ms": Verdict.CONVERT}),
+        (("left", 0, 5, 7), ("left", 0, 5, None), {"join_timeout_ms": Verdict.CONVERT}),
     ],
 )
 def test_what_other_joins_mean(old: Any, new: Any, expected: dict[str, Verdict]) -> None:

@@ -108,13 +108,22 @@ class JoinModel(SidesModel):
 
     lower_ms: int
     upper_ms: int
+    timeout_ms: int | None = None
+    now_ms: int = 0
+    arrived_ms: dict[int, int] = field(default_factory=dict)
+    """When rows came that have a time limit, by number."""
+    gone: set[int] = field(default_factory=set)
+    """The rows that were returned without a match because of their time limit."""
     returned: set[tuple[int | None, int | None]] = field(default_factory=set)
     """Pairs by their numbers, None for the side that has no row."""
 
     def push(self, events: Sequence[Event], gap_ms: int = 0) -> Counter[Any]:
         """The output of a batch; see `returned`."""
-        self.take(events, gap_ms)
-        left, right = self.held
+        self.now_ms += gap_ms
+        on_time = self.take(events, gap_ms)
+        if self.timeout_ms is not None:
+            self.arrived_ms |= {event.n: self.now_ms for event in on_time}
+        left, right = [[event for event in of_side if event.n not in self.gone] for of_side in self.held]
         pairs = {(one.n, other.n) for one in left for other in right if self._match(one, other)}
         met = ({one for one, _ in pairs}, {other for _, other in pairs})
         found: set[tuple[int | None, int | None]] = set()
@@ -124,7 +133,9 @@ class JoinModel(SidesModel):
             found |= {(number, None) for number in met[0]}
         for side, kinds in enumerate((("left", "full", "anti"), ("right", "full"))):
             if self.how in kinds:
-                alone = {event.n for event in self.held[side] if event.n not in met[side] and self._is_over(event)}
+                waiting = {event for event in (left, right)[side] if event.n not in met[side]}
+                self.gone |= {event.n for event in waiting if self._has_timed_out(event) and not self._is_over(event)}
+                alone = {event.n for event in waiting if event.n in self.gone or self._is_over(event)}
                 found |= {(number, None) if side == 0 else (None, number) for number in alone}
         new = found - self.returned
         self.returned |= new
@@ -134,6 +145,11 @@ class JoinModel(SidesModel):
         if left.key is None or left.key != right.key or left.time_us is None or right.time_us is None:
             return False
         return self.lower_ms * 1000 <= right.time_us - left.time_us <= self.upper_ms * 1000
+
+    def _has_timed_out(self, event: Event) -> bool:
+        if self.timeout_ms is None or event.n not in self.arrived_ms:
+            return False
+        return self.now_ms - self.arrived_ms[event.n] >= self.timeout_ms
 
     def _is_over(self, event: Event) -> bool:
         """Whether all rows that could match one would be late from the next batch on."""
@@ -195,9 +211,9 @@ class AsofModel(SidesModel):
         return self.has_passed(event.time_us + self.tolerance_ms * 1000)
 
 
-def join_plan(how: str, lower: Any, upper: Any) -> JoinPlan:
+def join_plan(how: str, lower: Any, upper: Any, timeout: Any = None) -> JoinPlan:
     """An interval join of two sides."""
-    return IntervalDefinition(_sides("join_interval"), lower, upper, how).plan()
+    return IntervalDefinition(_sides("join_interval"), lower, upper, how, timeout).plan()
 
 
 def asof_plan(how: str, tolerance: Any, *, wait: bool) -> JoinPlan:

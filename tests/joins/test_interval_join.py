@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import statelog
 from statelog import ConfigurationError
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.testing import Harness
+from statelog.testing.harness import parts_of
 from tests.joins.joins_model import Event, JoinModel, join_harness, join_plan, numbers, with_budget
 
 KINDS = ["inner", "left", "right", "full", "semi", "anti"]
@@ -28,29 +30,54 @@ STEPS = st.lists(
 )
 
 
+DELAYS = st.tuples(st.integers(0, 6), st.integers(0, 6))
+IDLE = st.none() | st.integers(1, 15)
+TIMEOUTS = st.lists(st.none() | st.integers(1, 20), min_size=1, max_size=4)
+
+
 @pytest.mark.parametrize("how", KINDS)
 @settings(max_examples=25)
-@given(
-    bounds=BOUNDS,
-    delays_ms=st.tuples(st.integers(0, 6), st.integers(0, 6)),
-    idle_ms=st.none() | st.integers(1, 15),
-    budget=BUDGETS,
-    steps=STEPS,
-)
+@given(bounds=BOUNDS, delays_ms=DELAYS, idle_ms=IDLE, budget=BUDGETS, steps=STEPS)
 def test_batches_are_those_of_the_model(
+    how: str, bounds: tuple[int, int], delays_ms: tuple[int, int], idle_ms: int | None, budget: Budget, steps: list[Any]
+) -> None:
+    compare_with_model(_model(how, bounds, delays_ms, idle_ms), budget, steps, [None])
+
+
+@pytest.mark.parametrize("how", ["left", "right", "full", "anti"])
+@settings(max_examples=25)
+@given(bounds=BOUNDS, delays_ms=DELAYS, idle_ms=IDLE, budget=BUDGETS, steps=STEPS, timeouts_ms=TIMEOUTS)
+@example(
+    bounds=(0, 5),
+    delays_ms=(0, 0),
+    idle_ms=None,
+    budget=Budget(prefetch_entries=1),
+    steps=[(1, [(0, "a", 0, 0), (0, "a", 3, 0), (1, "a", 1, 0)], None, 1), (4, [], "restart", 2), (4, [], "repeat", 1)],
+    timeouts_ms=[20, 5],
+)
+def test_batches_with_a_timeout_are_those_of_the_model(
     how: str,
     bounds: tuple[int, int],
     delays_ms: tuple[int, int],
     idle_ms: int | None,
     budget: Budget,
     steps: list[Any],
+    timeouts_ms: list[int | None],
 ) -> None:
+    """A start has the next one of the timeouts."""
+    compare_with_model(_model(how, bounds, delays_ms, idle_ms), budget, steps, timeouts_ms)
+
+
+def _model(how: str, bounds: tuple[int, int], delays_ms: tuple[int, int], idle_ms: int | None) -> JoinModel:
+    return JoinModel(how=how, lower_ms=bounds[0], upper_ms=bounds[1], delays_ms=delays_ms, idle_ms=idle_ms)
+
+
+def compare_with_model(model: JoinModel, budget: Budget, steps: list[Any], timeouts_ms: list[int | None]) -> None:
     """Each batch is as many milliseconds after the one before as its step says, and its rows are around that time."""
-    plan, model = (
-        join_plan(how, *bounds),
-        JoinModel(how=how, lower_ms=bounds[0], upper_ms=bounds[1], delays_ms=delays_ms, idle_ms=idle_ms),
-    )
-    with join_harness(plan, delays_ms, idle_ms, parallelism=2) as harness:
+    how, starts = model.how, 0
+    plans = [join_plan(how, model.lower_ms, model.upper_ms, timeout_ms) for timeout_ms in timeouts_ms]
+    model.timeout_ms = timeouts_ms[0]
+    with join_harness(plans[0], model.delays_ms, model.idle_ms, parallelism=2) as harness:
         with_budget(harness, budget)
         now_ms = number = 0
         for step_ms, rows, action, parallelism in [*steps, *_last_steps()]:
@@ -65,7 +92,9 @@ def test_batches_are_those_of_the_model(
             assert numbers(found, how) == model.push(events, step_ms)
             assert harness.checkpoints[-1].late_rows == model.late - late
             if action == "restart":
-                harness.restart(parallelism, keepLocal=parallelism == 2)
+                starts += 1
+                model.timeout_ms = timeouts_ms[starts % len(plans)]
+                harness.restart(parallelism, keepLocal=parallelism == 2, processor=plans[starts % len(plans)].operator)
                 with_budget(harness, budget)
             elif action == "repeat":
                 harness.repeatBatch(restart=parallelism == 2)
@@ -153,6 +182,88 @@ def test_an_idle_side_does_not_hold_back_the_watermark() -> None:
         found = _push(harness, "left", (B, "b", 1205, 2), (B, "b", 805, 3))
         assert found == [(1200, 2)]
         assert harness.checkpoints[-1].late_rows == 1
+
+
+def _arrivals(harness: Harness) -> list[Any]:
+    """The key and the time of each arrival in the state."""
+    location = parts_of(harness).query.location
+    rows = statelog.read_state(location, state="join.arrivals", columns=["key_k", "time_ms"]).read_all()
+    return sorted(tuple(row.values()) for row in rows.to_pylist())
+
+
+def _push_at(harness: Harness, how: str, now_ms: int, *rows: tuple[int, str | None, int, int]) -> list[Any]:
+    """As :func:`_push`, at a processing time."""
+    found = harness.push([Event(side, key, ms * 1000, n).row for side, key, ms, n in rows], now_ms)
+    return sorted(numbers(found, how).elements(), key=str)
+
+
+def test_a_row_waits_for_its_first_match_until_its_timeout() -> None:
+    """The right side is silent, so the watermark stands still; nothing stays in the state of what was returned."""
+    with join_harness(join_plan("left", 0, 10, timeout=1000)) as harness:
+        assert _push_at(harness, "left", 0, (A, "a", 100, 1), (A, "b", 200, 2)) == []
+        assert _push_at(harness, "left", 600, (A, "a", 300, 3)) == []
+        assert _arrivals(harness) == [("a", 0), ("a", 600), ("b", 0)]
+        assert _push_at(harness, "left", 999) == []
+        assert _push_at(harness, "left", 1000) == [(1, None), (2, None)]
+        assert [list(harness.timers(key)) for key in ("a", "b")] == [[310], []]
+        assert _push_at(harness, "left", 1599) == []
+        assert _push_at(harness, "left", 1600) == [(3, None)]
+        assert not harness.map("join.left", "a")
+        assert not harness.timers("a")
+        assert _arrivals(harness) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "later", "last"),
+    [
+        ("left", [(1, None)], [(4, 2)], []),
+        ("right", [(None, 2)], [(1, 3)], []),
+        ("full", [(1, None), (None, 2)], [], [(4, None), (None, 3)]),
+        ("anti", [(1, None)], [], []),
+    ],
+)
+def test_a_row_that_was_returned_without_a_match_matches_no_later_one(
+    how: str, first: list[Any], later: list[Any], last: list[Any]
+) -> None:
+    """The later row is like any other: it has pairs with rows that still wait, and a timeout of its own."""
+    with join_harness(join_plan(how, -10, 10, timeout=1000)) as harness:
+        assert _push_at(harness, how, 0, (A, "a", 100, 1), (B, "b", 100, 2)) == []
+        assert _push_at(harness, how, 1000) == first
+        assert _push_at(harness, how, 1500, (B, "a", 105, 3), (A, "b", 105, 4)) == later
+        assert _push_at(harness, how, 2500) == last
+
+
+def test_a_match_in_the_batch_of_the_timeout_counts() -> None:
+    with join_harness(join_plan("left", 0, 10, timeout=1000)) as harness:
+        assert _push_at(harness, "left", 0, (A, "a", 100, 1)) == []
+        assert _push_at(harness, "left", 5000, (B, "a", 105, 2)) == [(1, 2)]
+        assert _push_at(harness, "left", 9000, (B, "a", 106, 3)) == [(1, 3)]
+
+
+def test_a_repeated_batch_goes_by_its_recorded_time() -> None:
+    with join_harness(join_plan("left", 0, 10, timeout=1000)) as harness:
+        _push_at(harness, "left", 0, (A, "a", 100, 1))
+        assert _push_at(harness, "left", 1000) == [(1, None)]
+        assert len(harness.repeatBatch(restart=True)) == 1
+        assert _push_at(harness, "left", 1001) == []
+
+
+def test_waiting_rows_go_by_the_timeout_of_the_newest_start() -> None:
+    """It counts from their arrival; a row that came while there was none waits for the watermark."""
+    plans = {timeout_ms: join_plan("left", 0, 10, timeout_ms).operator for timeout_ms in (None, 1000, 5000)}
+    with join_harness(join_plan("left", 0, 10)) as harness:
+        _push_at(harness, "left", 0, (A, "a", 100, 1), (B, "z", 50, 2))
+        harness.restart(processor=plans[5000])
+        assert _push_at(harness, "left", 10, (A, "a", 100, 3)) == []
+        harness.restart(processor=plans[1000])
+        assert _push_at(harness, "left", 1009) == []
+        assert _push_at(harness, "left", 1010, (A, "a", 101, 4)) == [(3, None)]
+        harness.restart(processor=plans[None])
+        assert _push_at(harness, "left", 9000) == []
+        harness.restart(processor=plans[5000])
+        assert _push_at(harness, "left", 9001) == [(4, None)]
+        assert _push_at(harness, "left", 9002, (B, "z", 300, 5), (A, "z", 300, 6)) == [(6, 5)]
+        assert _push_at(harness, "left", 9003) == [(1, None)]
 
 
 def test_each_side_has_a_delay_of_its_own() -> None:

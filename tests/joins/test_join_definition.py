@@ -29,8 +29,10 @@ def sides(
     return JoinSides(one, other, method, **more)
 
 
-def definition(lower: Any = 0, upper: Any = "10 seconds", how: Any = "inner", **of_sides: Any) -> IntervalDefinition:
-    return IntervalDefinition(sides(**of_sides), lower, upper, how)
+def definition(
+    lower: Any = 0, upper: Any = "10 seconds", how: Any = "inner", timeout: Any = None, **of_sides: Any
+) -> IntervalDefinition:
+    return IntervalDefinition(sides(**of_sides), lower, upper, how, timeout)
 
 
 def as_of(tolerance: Any = None, how: Any = "inner", wait: Any = True, **of_sides: Any) -> AsofDefinition:
@@ -86,6 +88,11 @@ def test_the_key_is_there_once_under_its_name_on_the_left() -> None:
             {"right": "k string, at timestamp, join_matched int", "how": "full"},
             "right side has a column 'join_matched'",
         ),
+        ({"left": "k string, at timestamp, join_arrived_ms int", "how": "anti"}, "has a column 'join_arrived_ms'"),
+        ({"timeout": 1000}, "timeout is given, and how='inner' returns no rows without a match"),
+        ({"timeout": 1000, "how": "semi"}, "timeout is given, and how='semi' returns no rows without a match"),
+        ({"timeout": 0, "how": "left"}, "timeout is int 0"),
+        ({"timeout": "1 month", "how": "left"}, "timeout is str '1 month'"),
     ],
 )
 def test_mistakes_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -94,8 +101,17 @@ def test_mistakes_are_refused(arguments: dict[str, Any], message: str) -> None:
     assert caught.value.hint
 
 
-def test_the_column_of_matches_is_reserved_only_where_it_is_stored() -> None:
+def test_the_columns_of_the_state_are_reserved_only_where_they_are_stored() -> None:
     assert "join_matched" in columns(left="k string, at timestamp, join_matched int", how="right")
+    assert "join_matched" in columns(left="k string, at timestamp, join_matched int", how="anti")
+    assert "join_arrived_ms" in columns(left="k string, at timestamp, join_arrived_ms int", how="right")
+
+
+def test_the_timeout_is_recorded() -> None:
+    timeouts = [None, 1, "1.5 seconds", datetime.timedelta(days=1)]
+    plans = [definition(how="left", timeout=timeout).plan() for timeout in timeouts]
+    recorded = [plan.operator.codecs.settings["join_timeout_ms"] for plan in plans]
+    assert recorded == ["none", 1, 1500, 86_400_000]
 
 
 def test_bounds_may_be_given_as_any_duration() -> None:

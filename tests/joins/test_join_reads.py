@@ -29,10 +29,14 @@ from statelog.testing.rows import OperatorArguments
 from tests.counting_table import Counting
 from tests.joins.joins_model import asof_plan, join_plan
 
+POOLS: list[pa.MemoryPool] = []
+"""They must outlive what is allocated in them, also in a test that fails."""
 COUNT = 30_000
 A_FEW = 600
 """Entries of some small pages."""
 LEFT, RIGHT = 0, 1
+NEVER = -(1 << 60)
+"""A watermark before all rows."""
 
 
 class Stream:
@@ -45,30 +49,60 @@ class Stream:
         self.query = KeyedQuery(plan.operator, arguments, Options())
         self.value = value
         self.budget = budget
+        self.keeps_output = True
         self.runs: list[Run] = []
         self.read: dict[str, int] = {}
-        self.now_ms = NO_TIME_MS
+        self.now_ms = self.arrivals_to_ms = NO_TIME_MS
         self.batch = 0
 
-    def push(self, watermark_ms: int, left_ms: object = (), right_ms: object = ()) -> list[pa.RecordBatch]:
-        """Run a batch with rows at these times."""
+    def push(
+        self,
+        watermark_ms: int,
+        left_ms: object = (),
+        right_ms: object = (),
+        *,
+        processing_ms: int = 0,
+        arrivals_after_ms: int | None = None,
+    ) -> list[pa.RecordBatch]:
+        """Run a batch with rows at these times; arrivals up to a time are not looked for, by default the last ack's."""
         parts = [self._rows(side, np.array(times, np.int64)) for side, times in ((LEFT, left_ms), (RIGHT, right_ms))]
         rows = pa.Table.from_batches([part for part in parts if part.num_rows], parts[0].schema).combine_chunks()
         read = NO_ROWS
         if rows.num_rows:
             whole = rows.to_batches()[0]
             read = KeyedRows(whole, row_hashes([whole.column(0)]))
-        context = BatchContext(1, self.batch, Moment(0, watermark_ms, self.now_ms), timers_after_ms=self.now_ms)
+        moment = Moment(processing_ms, watermark_ms, self.now_ms)
+        after_ms = self.arrivals_to_ms if arrivals_after_ms is None else arrivals_after_ms
+        context = BatchContext(1, self.batch, moment, self.now_ms, after_ms)
         self.read.clear()
         operator = replace(self.query.operator.make(), budget=self.budget)
         subtask = KeyedSubtask(operator, Counting(self.runs, self.read), context, Stopwatch(SystemClock()))
-        found = [batch for batch in subtask.process(read) if batch.num_rows]
+        self.returned = 0
+        found: list[pa.RecordBatch] = []
+        for batch in subtask.process(read):
+            self.returned += batch.num_rows
+            if self.keeps_output and batch.num_rows:
+                found.append(batch)
         sink = pa.BufferOutputStream()
         subtask.changes.write_local(sink)
-        self.changes = subtask.changes.rows
+        self.changes, self.phases = subtask.changes.rows, subtask.changes.phase + 1
+        self.arrivals_to_ms = subtask.arrivals_to_ms
         self.runs = [*self.runs, Run(sink.getvalue(), "run")]
         self.now_ms, self.batch = watermark_ms, self.batch + 1
         return found
+
+    def peak_bytes(self, *arguments: Any, **more: Any) -> int:
+        """Run a batch as :meth:`push`, whose output is not kept, and return what it has allocated at most at a time."""
+        self.keeps_output = False
+        usual = pa.default_memory_pool()
+        pool = pa.proxy_memory_pool(usual)
+        POOLS.append(pool)
+        pa.set_memory_pool(pool)
+        try:
+            self.push(*arguments, **more)
+        finally:
+            pa.set_memory_pool(usual)
+        return int(pool.max_memory())
 
     def _rows(self, side: int, times_ms: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.RecordBatch:
         count = len(times_ms)
@@ -149,6 +183,40 @@ def test_rows_without_a_match_are_returned_in_parts_of_bounded_size() -> None:
     assert max(batch.nbytes for batch in found) < 2 << 20
 
 
+MANY = 30_000
+"""Rows of one key that wait, a kilobyte each: 30 MB."""
+
+
+@pytest.mark.parametrize(
+    ("how", "batch", "returned"),
+    [
+        pytest.param("inner", {"watermark_ms": NEVER, "right_ms": [MANY]}, MANY, id="all are met"),
+        pytest.param("left", {"watermark_ms": NEVER, "right_ms": [MANY]}, MANY, id="all are met, and marked"),
+        pytest.param("anti", {"watermark_ms": 10 * MANY}, MANY, id="all are due"),
+        pytest.param("left", {"watermark_ms": 2 * MANY + 9}, 10, id="some are due"),
+        pytest.param("left", {"watermark_ms": NEVER, "processing_ms": 100}, MANY, id="all time out"),
+    ],
+)
+def test_a_batch_of_a_key_with_many_waiting_rows_takes_bounded_memory(
+    how: str, batch: dict[str, Any], returned: int
+) -> None:
+    """The bound is that of the bytes that are worked on at once, a megabyte here, and the changes of the batch."""
+    timeout_ms = 100 if how != "inner" else None
+    stream = Stream(join_plan(how, 0, 2 * MANY, timeout_ms), Budget(slice_bytes=1 << 20), value="v" * 1000)
+    stream.push(NEVER, np.arange(MANY))
+    peak_bytes = stream.peak_bytes(**batch)
+    assert stream.returned == returned
+    written_bytes = stream.runs[-1].size_bytes
+    assert peak_bytes < (4 << 20) + 3 * written_bytes
+
+
+def test_pairs_take_bounded_memory() -> None:
+    """A thousand new rows of a kilobyte meet a thousand others, which makes a gigabyte of output."""
+    stream = Stream(join_plan("inner", -5000, 5000), Budget(slice_bytes=1 << 20), value="v" * 1000)
+    assert stream.peak_bytes(NEVER, np.arange(1000), np.arange(1000)) < 24 << 20
+    assert stream.returned == 1_000_000
+
+
 @pytest.mark.parametrize("how", ["inner", "left", "semi"])
 def test_a_key_with_more_rows_than_fit_into_one_batch(how: str) -> None:
     """Its rows come in several parts, each of which meets all parts of the other side, and the rows that wait."""
@@ -171,10 +239,57 @@ def test_a_waiting_row_leaves_once_however_many_parts_it_meets() -> None:
     assert sorted(at for batch in found for at in batch[2].to_pylist()) == list(range(200))
 
 
-# ---- As-of joins ----
+# ---- Timeouts ----
 
-NEVER = -(1 << 60)
-"""A watermark before all rows."""
+
+def test_rows_of_a_large_key_that_time_out_leave_and_the_others_stay() -> None:
+    stream = Stream(join_plan("left", 0, 5, timeout=100))
+    stream.push(NEVER, 10 * np.arange(COUNT), 20 * np.arange(COUNT // 2))
+    stream.push(NEVER, 10 * np.arange(COUNT) + 7, processing_ms=50)
+    found = numbers(stream.push(NEVER, processing_ms=100))
+    assert sorted(found) == [(time_ms, None) for time_ms in range(10, 10 * COUNT, 20)]
+    found = numbers(stream.push(NEVER, processing_ms=150))
+    assert COUNT // 2 < stream.changes < COUNT // 2 + 10
+    assert sorted(found) == [(time_ms, None) for time_ms in [*range(7, 10 * COUNT, 20), 10 * COUNT - 3]]
+    assert stream.push(NEVER, processing_ms=10_000) == []
+    assert not sum(stream.read.values())
+    # Those that have matched wait for more.
+    assert numbers(stream.push(NEVER, [], [23], processing_ms=10_000)) == [(20, 23)]
+    assert stream.push(20 * COUNT, processing_ms=10_000) == []
+
+
+def test_a_large_key_whose_rows_all_time_out_is_removed_as_a_whole() -> None:
+    stream = Stream(join_plan("left", 0, 5, timeout=100))
+    stream.push(NEVER, 10 * np.arange(COUNT))
+    assert len(numbers(stream.push(NEVER, processing_ms=100))) == COUNT
+    assert stream.changes == 3  # the rows, their timer, and their arrival
+    stream.push(NEVER, [10], [12])
+    assert stream.push(NEVER, processing_ms=200) == []
+
+
+def test_arrivals_are_not_looked_for_again() -> None:
+    stream = Stream(join_plan("left", 0, 5, timeout=100))
+    stream.push(NEVER, [10])
+    assert stream.push(NEVER, processing_ms=100, arrivals_after_ms=0) == []
+    assert stream.arrivals_to_ms == 0
+    assert numbers(stream.push(NEVER, processing_ms=101, arrivals_after_ms=-1)) == [(10, None)]
+    assert stream.arrivals_to_ms == 1
+
+
+def test_a_batch_in_which_nothing_is_due_has_one_phase() -> None:
+    """The changes are encoded once, although timers are registered."""
+    stream = Stream(join_plan("left", 0, 5, timeout=100))
+    stream.push(0, [10], [12])
+    assert stream.phases == 1
+    stream.push(1000, processing_ms=99)
+    assert stream.phases == 2
+    stream.push(1000, [2000], processing_ms=99)
+    assert stream.phases == 1
+    stream.push(1000, processing_ms=199)
+    assert stream.phases == 2
+
+
+# ---- As-of joins ----
 
 
 def as_of(tolerance_ms: int | None = None, *, wait: bool, **more: Any) -> Stream:

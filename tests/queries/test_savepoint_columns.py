@@ -37,6 +37,8 @@ from statelog.runs.schema import (
     decode_schema,
 )
 from statelog.storage import LocalStore
+from statelog.testing.harness import parts_of
+from tests.joins.joins_model import Event, join_harness, join_plan
 from tests.model.engine import Engine, Key
 
 UTC, at = datetime.UTC, datetime.datetime
@@ -256,3 +258,27 @@ def test_a_list_larger_than_a_slice_is_saved_and_loaded_whole(tmp_path: Path) ->
         for key, value in zip(changed.column(1).to_pylist(), changed.column(VALUE_COLUMN).to_pylist(), strict=True):
             found.setdefault(KeyCodec(decode_schema(saved.key_schema)).decode(key)[0], []).append(value)
     assert found == held
+
+
+def test_arrivals_and_timers_come_back_each_from_a_table_of_its_own(tmp_path: Path) -> None:
+    """A join with a timeout has both."""
+    target = str(tmp_path / "saved")
+    with join_harness(join_plan("left", 0, 10, timeout=1000)) as harness:
+        harness.push([Event(0, "a", 100_000, 1).row, Event(0, "b", 200_000, 2).row], 77)
+        location = parts_of(harness).query.location
+        history = read_history(LocalStore(location)).of(parts_of(harness).query.operator.uid)
+        assert history is not None
+        latest = history.latest
+        assert latest is not None
+        saved = save_operator(history, latest.batch, "op", location=location, target=target, run_all=one_by_one)
+    found: dict[str, list[int]] = {}
+    for load in keyed_loads(saved, "op/base"):
+        stored = load_keyed(saved.key_schema, "lz4", target, target, load)
+        run = Run(pa.py_buffer(LocalStore(target).read(stored.name)), "loaded", is_stored=True)
+        for section in run.sections.values():
+            if section.state.kind is StateKind.TIMER:
+                times = [
+                    time_ms for block in section.blocks for time_ms in block.load().column(VALUE_COLUMN).to_pylist()
+                ]
+                found.setdefault(section.state.name, []).extend(times)
+    assert {name: sorted(times) for name, times in found.items()} == {"$timers": [110, 210], "join.arrivals": [77, 77]}

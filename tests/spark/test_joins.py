@@ -113,8 +113,13 @@ def test_outer_joins_return_each_row_without_a_match_once(spark: SparkSession, t
     assert sum(count for row, count in expected.items() if row[4] is None)
     assert (how == "full") == any(row[2] is None for row in expected)
 
+    # A batch has all rows, so nothing waits: a timeout changes nothing, and needs no heartbeat.
     in_batch = statelog.key_by(clicks, "user", watermark=Watermark("at")).join_interval(
-        statelog.key_by(buys, "who", watermark=Watermark("at")), lower="-5 seconds", upper="20 seconds", how=how
+        statelog.key_by(buys, "who", watermark=Watermark("at")),
+        lower="-5 seconds",
+        upper="20 seconds",
+        how=how,
+        timeout="1 minute",
     )
     assert Counter(map(tuple, in_batch.collect())) == expected
 
@@ -213,6 +218,28 @@ def test_a_side_that_is_idle_does_not_hold_back_rows_without_a_match(spark: Spar
     assert sorted(row.n for row in output) == [1, 2]
 
 
+def test_a_row_times_out_although_the_other_side_is_silent(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing else happens in the query: batches without data notice that the time is over."""
+    at = [(START + datetime.timedelta(seconds=seconds)).isoformat() for seconds in (0, 5)]
+    add_json(tmp_path / "clicks", [[{"user": "a", "at": at[0], "n": 1}, {"user": "b", "at": at[1], "n": 2}]])
+    (tmp_path / "buys").mkdir()
+    clicks, buys = _sides(spark, tmp_path)
+    left = statelog.key_by(clicks, "user", options=Options(heartbeat_s=0.2), watermark=Watermark("at"))
+    joined = left.join_interval(_right(buys), lower=0, upper="10 seconds", how="left", timeout="1 second")
+    output: list[Row] = []
+
+    def collect(batch: DataFrame, number: int) -> None:
+        output.extend(batch.collect())
+
+    query = joined.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        wait_until(lambda: len(output) == 2 or not query.isActive, "two rows", 120)
+    finally:
+        query.stop()
+    assert query.exception() is None
+    assert sorted((row.n_left, row.n_right) for row in output) == [(1, None), (2, None)]
+
+
 MISTAKES: dict[str, tuple[Callable[[DataFrame, DataFrame, DataFrame], Any], str]] = {
     "no watermark": (
         lambda a, b, _: statelog.key_by(a, "user").join_interval(_right(b), lower=0, upper=1),
@@ -253,6 +280,10 @@ MISTAKES: dict[str, tuple[Callable[[DataFrame, DataFrame, DataFrame], Any], str]
             a, "user", options=Options(heartbeat_s=1.0), watermark=Watermark("at", idle=1000)
         ).dedup(statelog.Ttl("1 hour", time="event")),
         "the watermark has idle and one input",
+    ),
+    "timeout without a heartbeat": (
+        lambda a, b, _: _left(a).join_interval(_right(b), lower=0, upper=1, how="left", timeout="1 minute"),
+        "join_interval has a timeout, and the query no heartbeat",
     ),
     "max_ahead": (
         lambda a, b, _: _left(a).join_interval(

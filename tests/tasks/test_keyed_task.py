@@ -220,11 +220,11 @@ def test_a_batch_has_the_times_that_the_coordinator_tells(
     engine.start(1, 0)
     run(engine, 0, ("set", 1))
     begun = engine.begun[-1]
-    times = {"watermark_ms": 950, "late_watermark_ms": 900, "timers_after_ms": 850}
+    times = {"watermark_ms": 950, "late_watermark_ms": 900, "timers_after_ms": 850, "arrivals_after_ms": 700}
     told = Begun(replace(begun.view, closed_ms=800), replace(begun.permit, epoch=7, batch_time_ms=1000, **times))
     engine.answers = {Begin: told, Ack: Acked()}
     run(engine, 0, ("set", 1))
-    assert contexts[-1] == BatchContext(7, 0, Moment(1000, 950, 900), timers_after_ms=850, closed_ms=800)
+    assert contexts[-1] == BatchContext(7, 0, Moment(1000, 950, 900), 850, 700, closed_ms=800)
 
 
 def test_an_ack_says_what_the_next_batches_have_to_know(engine: NotingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,13 +233,13 @@ def test_an_ack_says_what_the_next_batches_have_to_know(engine: NotingEngine, mo
     class Noted(KeyedSubtask):
         def process(self, read: KeyedRows, initial: KeyedRows | None = None) -> Iterator[pa.RecordBatch]:
             yield from super().process(read, initial)
-            self.timers_to_ms = 850
+            self.timers_to_ms, self.arrivals_to_ms = 850, 700
 
     monkeypatch.setattr(keyed_task, "KeyedSubtask", Noted)
     monkeypatch.setattr(Maintenance, "has_backlog", property(lambda maintenance: True))
     engine.start(1, 0)
     run(engine, 0, ("set", 1))
-    assert (engine.ack.timers_to_ms, engine.ack.has_backlog) == (850, True)
+    assert (engine.ack.timers_to_ms, engine.ack.arrivals_to_ms, engine.ack.has_backlog) == (850, 700, True)
 
 
 def test_the_rows_of_an_initial_state_are_read_where_the_coordinator_says(

@@ -45,6 +45,8 @@ class ProcessorCodecs(ABC):
 
     settings: Settings = field(default_factory=dict)
     """The settings, by name, that the state of such a processor depends on."""
+    needs_heartbeat: str = ""
+    """The reason why the query must have a heartbeat, for messages; empty if there is none."""
 
     takes_columns: ClassVar[bool] = False
     """Whether the processor is called with the columns of many keys."""

@@ -158,6 +158,10 @@ class ActiveOperator:
         """Up to this time no timer of a subtask is left to fire."""
         return self._views.timers_after_ms[subtask]
 
+    def arrivals_after_ms(self, subtask: int) -> int:
+        """Up to this time no arrival of a subtask is left whose limit is over."""
+        return self._views.arrivals_after_ms[subtask]
+
     def maintenance(self, task: TaskId, needed_from: int | None) -> MaintenanceRequest | None:
         """The work on keyed state that a task does after its batch; see :meth:`MaterializationPolicy.request`."""
         if not self.config.has_keys:

@@ -311,16 +311,16 @@ class Coordinator:
         task, own = request.task, batch.operators[operator.config.uid]
         require_own_partition(request, own, operator.config, operator.name)
         own.begun[task.attempt] = task.subtask
-        inline_bytes = batch.budget.limit_of(task.uid, task.subtask)
         permit = Permit(
             epoch=self._epoch,
-            inline_bytes=inline_bytes,
+            inline_bytes=batch.budget.limit_of(task.uid, task.subtask),
             upload_prefix=self._inventory.changes_folder(operator.identity, task.subtask),
             store=self._location,
             batch_time_ms=own.time.time_ms,
             watermark_ms=own.time.watermark_ms,
             late_watermark_ms=own.time.late_watermark_ms,
             timers_after_ms=operator.timers_after_ms(task.subtask),
+            arrivals_after_ms=operator.arrivals_after_ms(task.subtask),
             initial=operator.initial_of(task.subtask),
             maintenance=operator.maintenance(task, self._inventory.needed_by(operator.identity)),
             witness=Witness(self._log.file_name, self._log.head),

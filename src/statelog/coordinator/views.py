@@ -44,6 +44,8 @@ class Views:
     """Digests of the states before the batch."""
     timers_after_ms: list[int]
     """Up to this time all timers have fired in this start."""
+    arrivals_after_ms: list[int]
+    """Up to this time the limits of all arrivals are over in this start."""
     snapshots: list[SnapshotView]
     """State of an unkeyed operator; empty if the operator is keyed."""
 
@@ -58,11 +60,11 @@ class Views:
                 history.digest(genesis, subtask, config.parallelism, batch - 1)
                 for subtask, genesis in enumerate(genesis_digests)
             ]
-            return cls(genesis_digests, heads, fired, [])
+            return cls(genesis_digests, heads, fired, fired, [])
         snapshots, before = [SnapshotView()] * config.parallelism, history.at(batch - 1)
         if before is not None:
             snapshots = restored_views(before, {state.name for state in config.states}, config.parallelism)
-        return cls(genesis_digests, genesis_digests, fired, snapshots)
+        return cls(genesis_digests, genesis_digests, fired, fired, snapshots)
 
     def after(self, batch: OperatorBatch) -> Views:
         """The views of the next batch; `batch` must be durable."""
@@ -76,5 +78,10 @@ class Views:
         for base in batch.durable.bases:
             if base.through == batch.number:
                 heads[base.subtask] = base.digest
-        fired = [batch.acks[subtask].ack.timers_to_ms for subtask in range(len(heads))]
-        return replace(self, heads=heads, timers_after_ms=fired)
+        acks = [batch.acks[subtask].ack for subtask in range(len(heads))]
+        return replace(
+            self,
+            heads=heads,
+            timers_after_ms=[ack.timers_to_ms for ack in acks],
+            arrivals_after_ms=[ack.arrivals_to_ms for ack in acks],
+        )

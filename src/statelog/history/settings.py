@@ -33,6 +33,8 @@ JOIN: Final = "join"
 """What a join returns and when, and the columns of its event times."""
 JOIN_FIRST: Final = "join_lower_ms"
 JOIN_LAST: Final = "join_upper_ms"
+JOIN_TIMEOUT: Final = "join_timeout_ms"
+"""How long in processing time a row of an interval join waits for its first match, or "none"."""
 JOIN_TOLERANCE: Final = "join_tolerance_ms"
 """The tolerance of an as-of join, or "none"."""
 _TTL: Final = "TTL of state "
@@ -131,6 +133,11 @@ RULES: Final = (
         (JOIN_FIRST, JOIN_LAST),
         _converted,
         "Waiting rows are joined by the new bounds; rows that no longer waited by the old ones have been removed.",
+    ),
+    Rule(
+        (JOIN_TIMEOUT,),
+        _converted,
+        "Waiting rows go by the new timeout, counted from their arrival; those that came while there was none do not.",
     ),
     Rule(
         (JOIN_TOLERANCE,),

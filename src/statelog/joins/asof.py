@@ -59,7 +59,7 @@ class AsofJoin(JoinOperator):
                 if place == LEFT and self._returns_unmatched:
                     yield from self._with_nulls(LEFT, without_match, keys)
                 if len(rows):
-                    new[place].append(in_order(rows))
+                    new[place].append(rows)
         left, right = new
         # The right rows of the same batch came before its left rows, wherever they are in it.
         for rows in left:

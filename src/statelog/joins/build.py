@@ -12,9 +12,9 @@ from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.history.settings import JOIN, JOIN_FIRST, JOIN_LAST, JOIN_TOLERANCE
+from statelog.history.settings import JOIN, JOIN_FIRST, JOIN_LAST, JOIN_TIMEOUT, JOIN_TOLERANCE
 from statelog.joins.asof import AsofJoin
-from statelog.joins.interval import MATCHED_FIELD, IntervalJoin, IntervalSide, JoinKind
+from statelog.joins.interval import IntervalJoin, IntervalSide, JoinKind
 from statelog.joins.pairs import Interval
 from statelog.joins.sides import JoinOperator, JoinShape, Side
 from statelog.numbers import LONGEST_MS, Duration, in_milliseconds
@@ -189,10 +189,12 @@ class IntervalDefinition:
     lower: Duration
     upper: Duration
     how: str = "inner"
+    timeout: Duration | None = None
 
     def plan(self) -> JoinPlan:
         """Plan the join; raises ConfigurationError if its parts do not fit each other."""
         kind, interval = self.sides.kind(self.how, list(JoinKind)), self._interval()
+        timeout_ms = self._timeout_ms(kind)
         self.sides.check()
         left, right = self.sides.left, self.sides.right
         returned, first = kind.returns_unmatched, self.sides.first_columns
@@ -205,10 +207,27 @@ class IntervalDefinition:
             JOIN: f"{kind}, by {left.time} and {right.time}",
             JOIN_FIRST: interval.first_ms,
             JOIN_LAST: interval.last_ms,
+            JOIN_TIMEOUT: "none" if timeout_ms is None else timeout_ms,
         }
         shape = self.sides.shape(returns_pairs=kind.returns_pairs)
-        codecs = ColumnCodecs(settings=settings, completes_in_batch=True)
-        return JoinPlan(IntervalJoin(kind, sides, shape, codecs), self.sides.input, shape.output)
+        codecs = ColumnCodecs(
+            settings=settings,
+            completes_in_batch=True,
+            needs_heartbeat="" if timeout_ms is None else f"{self.sides.method} has a timeout",
+        )
+        return JoinPlan(IntervalJoin(kind, sides, shape, codecs, timeout_ms), self.sides.input, shape.output)
+
+    def _timeout_ms(self, kind: JoinKind) -> int | None:
+        if self.timeout is None:
+            return None
+        method = self.sides.method
+        timeout_ms = in_milliseconds(self.timeout, f"{method}: timeout")
+        if not any(kind.returns_unmatched):
+            raise ConfigurationError(
+                f"{method}: timeout is given, and how={str(kind)!r} returns no rows without a match.",
+                hint="Leave timeout out, or use one of 'left', 'right', 'full' and 'anti'.",
+            )
+        return timeout_ms
 
     def _interval(self) -> Interval:
         method = self.sides.method
@@ -227,15 +246,22 @@ class IntervalDefinition:
     def _side(
         self, given: JoinInput, first: int, interval: Interval, kind: JoinKind, *, returns_unmatched: bool
     ) -> IntervalSide:
-        marks = returns_unmatched and kind.returns_pairs
-        if marks and MATCHED_FIELD in given.others.names:
+        side = given.side(first)
+        made = IntervalSide(
+            side.columns,
+            side.first_column,
+            side.time,
+            interval,
+            returns_unmatched,
+            marks_matched=returns_unmatched and kind.returns_pairs,
+        )
+        taken = next((field.name for field in made.own_fields if field.name in given.others.names), None)
+        if taken is not None:
             raise ConfigurationError(
-                f"{self.sides.method}: the {given.name} side has a column {MATCHED_FIELD!r}, which its state uses"
-                " itself.",
+                f"{self.sides.method}: the {given.name} side has a column {taken!r}, which its state uses itself.",
                 hint="Rename the column.",
             )
-        side = given.side(first)
-        return IntervalSide(side.columns, side.first_column, side.time, interval, returns_unmatched, marks)
+        return made
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, StructField, StructType
+from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from statelog.convert.codecs import ColumnCodecs
-from statelog.joins.pairs import Interval, SideRows, in_order, joined_ranges, pairs
+from statelog.joins.pairs import Interval, SideRows, joined_ranges, pairs
 from statelog.joins.sides import LEFT, RIGHT, JoinOperator, JoinShape, Side, parts_of
 from statelog.operators.keyed.column_caller import DueTimers
-from statelog.operators.keyed.columns import Columns, Mask
+from statelog.operators.keyed.columns import Arrivals, Columns, Mask
 from statelog.operators.keyed.indexing import IndexedRows, Int64s
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.runs.byte_slices import stretches
@@ -24,6 +24,12 @@ from statelog.windows.engine import open_and_closed
 
 MATCHED_FIELD: Final = "join_matched"
 """Whether a waiting row has matched one; it precedes the row's columns if the join returns rows without a match."""
+
+
+ARRIVED_FIELD: Final = "join_arrived_ms"
+"""The processing time at which a waiting row came, if the join had a timeout then; it is behind `join_matched`."""
+_ARRIVALS_STATE: Final = "join.arrivals"
+"""The times at which keys got rows that have a time limit."""
 
 
 class JoinKind(StrEnum):
@@ -58,10 +64,15 @@ class IntervalSide(Side):
     """Whether waiting rows tell if they have matched one."""
 
     @property
+    def own_fields(self) -> list[StructField]:
+        """The fields of a waiting row that precede its columns."""
+        mark = [StructField(MATCHED_FIELD, BooleanType())] if self.marks_matched else []
+        return [*mark, *([StructField(ARRIVED_FIELD, LongType())] if self.returns_unmatched else [])]
+
+    @property
     def state_schema(self) -> StructType:
         """The value of a waiting row."""
-        mark = [StructField(MATCHED_FIELD, BooleanType())] if self.marks_matched else []
-        return StructType([*mark, *self.columns.fields])
+        return StructType([*self.own_fields, *self.columns.fields])
 
 
 class IntervalJoin(JoinOperator):
@@ -71,11 +82,24 @@ class IntervalJoin(JoinOperator):
     """
 
     def __init__(
-        self, kind: JoinKind, sides: tuple[IntervalSide, IntervalSide], shape: JoinShape, codecs: ColumnCodecs
+        self,
+        kind: JoinKind,
+        sides: tuple[IntervalSide, IntervalSide],
+        shape: JoinShape,
+        codecs: ColumnCodecs,
+        timeout_ms: int | None = None,
     ) -> None:
         super().__init__(sides, shape, codecs)
         self._kind = kind
         self._intervals = sides
+        self._timeout_ms = timeout_ms
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        if any(self._kind.returns_unmatched):
+            # The state is the same with a timeout and without, so that it may be set and removed at any start.
+            limit_ms = LAST_MS if self._timeout_ms is None else self._timeout_ms
+            self._arrivals: Arrivals = handle.getArrivals(_ARRIVALS_STATE, limit_ms, self._time_out)
 
     def process(self, chunk: IndexedRows, moment: Moment) -> Iterator[pa.RecordBatch]:
         """Return what new rows match, and let them wait."""
@@ -86,7 +110,7 @@ class IntervalJoin(JoinOperator):
                 rows, without_match = self._of_side(place, part, owners)
                 yield from self._unmatched(place, without_match, keys)
                 if len(rows):
-                    new[place].append(in_order(rows))
+                    new[place].append(rows)
         left, right = new
         for rows in left:
             for others in right:
@@ -105,7 +129,7 @@ class IntervalJoin(JoinOperator):
         due_ms = np.full(len(chunk.keys), LAST_MS)
         for place, parts in enumerate(new):
             for rows in parts:
-                yield from self._add(place, rows, due_ms, moment.watermark_ms, keys)
+                yield from self._add(place, rows, due_ms, moment, keys)
         self._register(due_ms)
 
     def fire(self, due: DueTimers, moment: Moment) -> Iterator[pa.RecordBatch]:
@@ -118,12 +142,67 @@ class IntervalJoin(JoinOperator):
                 yield from self._remove_large(place, owner, next_ms, moment.watermark_ms, keys)
         self._register(next_ms)
 
+    def _time_out(self, due: DueTimers, moment: Moment) -> Iterator[pa.RecordBatch]:
+        """Remove and return the rows without a match whose time limit is over, of keys that got such rows."""
+        assert self._timeout_ms is not None
+        keys, next_ms = self._key_codec.decode_columns(due.keys.keys), np.full(len(due.keys), LAST_MS)
+        until_ms = moment.processing_ms - self._timeout_ms
+        for place in (LEFT, RIGHT):
+            state, has_few = self._states[place], self._states[place].few()
+            rows = self._opened(place, state.read(np.flatnonzero(has_few)))
+            is_over = rows.are_over(until_ms)
+            yield from self._timed_out(place, rows, is_over, next_ms, keys)
+            if is_over.any():
+                self._timers.delete(rows.key_index[is_over], self._ends_ms(place, rows)[is_over])
+                emptied, is_removed = open_and_closed(rows.key_index, ~is_over)
+                state.clear(emptied)
+                self._remove(place, rows.take(is_removed))
+            for owner in np.flatnonzero(~has_few).tolist():
+                yield from self._time_out_large(place, owner, next_ms, until_ms, moment.watermark_ms, keys)
+        self._register(next_ms)
+
+    def _time_out_large(
+        self, place: int, owner: int, next_ms: Int64s, until_ms: int, now_ms: int, keys: Columns
+    ) -> Iterator[pa.RecordBatch]:
+        """Do the same for a key with many rows, page by page."""
+        side, state = self._intervals[place], self._states[place]
+        if not side.returns_unmatched:
+            first_ms = self._first_end(place, owner, side.interval.last_ms, now_ms)
+            next_ms[owner] = min(int(next_ms[owner]), LAST_MS if first_ms is None else first_ms)
+            return
+        gone: list[SideRows] = []
+        is_emptied = True
+        for page in state.pages(owner):
+            rows = self._opened(place, page)
+            is_over = rows.are_over(until_ms)
+            yield from self._timed_out(place, rows, is_over, next_ms, keys)
+            gone.append(replace(rows, columns=[]).take(is_over))
+            is_emptied &= bool(is_over.all())
+        self._timers.delete_all(owner)
+        if is_emptied:
+            state.clear(np.array([owner]))
+            return
+        for rows in gone:
+            self._remove(place, rows)
+
+    def _timed_out(
+        self, place: int, rows: SideRows, is_over: Mask, next_ms: Int64s, keys: Columns
+    ) -> Iterator[pa.RecordBatch]:
+        """Return rows that leave the state; `next_ms` gets the time of the first other one."""
+        np.minimum.at(next_ms, rows.key_index[~is_over], self._ends_ms(place, rows)[~is_over])
+        yield from self._unmatched(place, rows.take(is_over), keys)
+
+    def _ends_ms(self, place: int, rows: SideRows) -> Int64s:
+        return rows.ends_ms(self._intervals[place].interval.last_ms)
+
     # ---- New rows ----
 
-    def _add(self, place: int, rows: SideRows, due_ms: Int64s, now_ms: int, keys: Columns) -> Iterator[pa.RecordBatch]:
+    def _add(
+        self, place: int, rows: SideRows, due_ms: Int64s, moment: Moment, keys: Columns
+    ) -> Iterator[pa.RecordBatch]:
         """Let new rows wait, unless they need not; `due_ms` gets the time of the first that is due, for each key."""
         ends_ms = rows.ends_ms(self._intervals[place].interval.last_ms)
-        waits = ends_ms > now_ms
+        waits = ends_ms > moment.watermark_ms
         yield from self._unmatched(place, rows.take(~waits & ~rows.is_matched), keys)
         if self._leaves_on_match(place):
             if self._kind is JoinKind.SEMI:
@@ -131,6 +210,13 @@ class IntervalJoin(JoinOperator):
             waits &= ~rows.is_matched
         waiting = rows.take(waits)
         np.minimum.at(due_ms, waiting.key_index, ends_ms[waits])
+        if self._intervals[place].returns_unmatched:
+            has_limit = self._timeout_ms is not None
+            arrived_ms = np.full(len(waiting), moment.processing_ms if has_limit else LAST_MS)
+            waiting = replace(waiting, arrived_ms=arrived_ms)
+            if has_limit:
+                owners = np.unique(waiting.key_index[~waiting.is_matched])
+                self._arrivals.register(owners, np.full(len(owners), moment.processing_ms))
         self._append(place, waiting)
 
     # ---- Waiting rows ----
@@ -173,15 +259,19 @@ class IntervalJoin(JoinOperator):
         self, place: int, owners: Int64s, next_ms: Int64s, now_ms: int, keys: Columns
     ) -> Iterator[pa.RecordBatch]:
         """Remove the rows of keys that wait for nothing any more; `next_ms` gets the time of the first other one."""
-        stored = self._states[place].read(owners)
-        if not len(stored):
+        side, state = self._intervals[place], self._states[place]
+        if side.returns_unmatched:
+            rows = self._opened(place, state.read(owners))
+        else:
+            name = side.columns.names[side.time]
+            rows = self._of_times(state.read_fields(owners, [name]))
+        if not len(rows):
             return
-        rows = self._opened(place, stored)
-        ends_ms = rows.ends_ms(self._intervals[place].interval.last_ms)
+        ends_ms = rows.ends_ms(side.interval.last_ms)
         waits = ends_ms > now_ms
         yield from self._unmatched(place, rows.take(~waits & ~rows.is_matched), keys)
         np.minimum.at(next_ms, rows.key_index[waits], ends_ms[waits])
-        emptied, is_removed = open_and_closed(stored.key_index, waits)
+        emptied, is_removed = open_and_closed(rows.key_index, waits)
         self._states[place].clear(emptied)
         self._remove(place, rows.take(is_removed))
 
@@ -207,16 +297,22 @@ class IntervalJoin(JoinOperator):
             state.clear(np.array([owner]))
 
     def _opened(self, place: int, stored: TimeRows) -> SideRows:
-        if not self._intervals[place].marks_matched:
-            return super()._opened(place, stored)
-        mark, *columns = stored.values
-        is_matched = mark.fill_null(False).to_numpy(zero_copy_only=False).copy()
-        return self._of_values(place, stored, columns, is_matched)
+        side, columns = self._intervals[place], stored.values
+        is_matched, arrived_ms = np.zeros(len(stored), bool), None
+        if side.marks_matched:
+            mark, *columns = columns
+            is_matched = mark.fill_null(False).to_numpy(zero_copy_only=False).copy()
+        if side.returns_unmatched:
+            arrived, *columns = columns
+            arrived_ms = arrived.fill_null(LAST_MS).to_numpy()
+        return replace(self._of_values(place, stored, columns, is_matched), arrived_ms=arrived_ms)
 
     def _values(self, place: int, rows: SideRows) -> Columns:
         """What the state holds of rows."""
-        mark = [pa.array(rows.is_matched)] if self._intervals[place].marks_matched else []
-        return [*mark, *rows.columns]
+        own = [pa.array(rows.is_matched)] if self._intervals[place].marks_matched else []
+        if rows.arrived_ms is not None:
+            own.append(pa.array(rows.arrived_ms, mask=rows.arrived_ms == LAST_MS))
+        return [*own, *rows.columns]
 
     def _leaves_on_match(self, place: int) -> bool:
         """Whether a row of a side does not wait any longer once it has matched one."""

@@ -16,6 +16,7 @@ from statelog.operators.keyed.indexing import Int64s
 from statelog.runs.byte_slices import row_ends
 from statelog.windows.pane_columns import pair_codes
 
+_Slice = slice
 _BLOCK_PAIRS: Final = 65_536
 """So many pairs are looked at together."""
 
@@ -47,6 +48,8 @@ class SideRows:
     """Whether each row has matched one; it is written to."""
     ordinals: Int64s | None = None
     """The places of waiting rows among those of one time; None for new rows."""
+    arrived_ms: Int64s | None = None
+    """The processing times at which rows came whose side returns those without a match; ``LAST_MS`` for no limit."""
 
     def __len__(self) -> int:
         return len(self.key_index)
@@ -67,9 +70,8 @@ class SideRows:
     def slice(self, start: int, end: int) -> SideRows:
         """The rows from `start` up to, not including, `end`, which share `is_matched` with these."""
         part = slice(start, end)
-        ordinals = None if self.ordinals is None else self.ordinals[part]
         columns = [column.slice(start, end - start) for column in self.columns]
-        return SideRows(self.key_index[part], self.times_us[part], columns, self.is_matched[part], ordinals)
+        return self._picked(part, columns)
 
     def of_key(self, owner: int) -> SideRows:
         """The rows of one key."""
@@ -81,13 +83,24 @@ class SideRows:
         if len(places) == len(self) and (np.diff(places) == 1).all():
             return self
         picked = pa.array(places)
-        ordinals = None if self.ordinals is None else self.ordinals[places]
-        columns = [column.take(picked) for column in self.columns]
-        return SideRows(self.key_index[places], self.times_us[places], columns, self.is_matched[places], ordinals)
+        return self._picked(np.asarray(places, np.int64), [column.take(picked) for column in self.columns])
+
+    def _picked(self, places: Int64s | _Slice, columns: Columns) -> SideRows:
+        ordinals, arrived_ms = [None if own is None else own[places] for own in (self.ordinals, self.arrived_ms)]
+        return SideRows(
+            self.key_index[places], self.times_us[places], columns, self.is_matched[places], ordinals, arrived_ms
+        )
 
     def ends_ms(self, after_ms: int = 0) -> Int64s:
         """The first whole milliseconds at which a watermark has passed the rows' times by so many milliseconds."""
         return -(-self.times_us // US_PER_MS) + after_ms
+
+    def are_over(self, until_ms: int) -> Mask:
+        """Which rows came up to a processing time, have a time limit, and have matched none."""
+        if self.arrived_ms is None:
+            return np.zeros(len(self), bool)
+        over: Mask = ~self.is_matched & (self.arrived_ms <= until_ms)
+        return over
 
     def followed_by(self, later: SideRows) -> SideRows:
         """These rows and other waiting ones, in this order."""

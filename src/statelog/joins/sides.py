@@ -108,7 +108,7 @@ class JoinOperator(ABC):
     # ---- Rows ----
 
     def _of_side(self, place: int, part: pa.RecordBatch, owners: Int64s) -> tuple[SideRows, SideRows]:
-        """The new rows of a side, and those that match none because their key or their time has a null."""
+        """The new rows of a side, in order, and those that match none because their key or their time has a null."""
         side, width = self._sides[place], len(self._shape.key_schema)
         of_side = pc.equal(part.column(width), place).to_numpy(zero_copy_only=False)
         times_us = EventTime(width + 1).times_us(part)
@@ -120,6 +120,7 @@ class JoinOperator(ABC):
 
         def picked(mask: Mask) -> SideRows:
             rows = np.flatnonzero(mask)
+            rows = rows[np.lexsort((times[rows], owners[rows]))]
             columns = part.columns[side.first_column : side.first_column + len(side.columns)]
             columns = [
                 column.take(pa.array(rows)).cast(kind) for column, kind in zip(columns, self._types[place], strict=True)
@@ -133,9 +134,13 @@ class JoinOperator(ABC):
         return self._of_values(place, stored, stored.values, np.zeros(len(stored), bool))
 
     def _of_values(self, place: int, stored: TimeRows, columns: Columns, is_matched: Mask) -> SideRows:
-        times = columns[self._sides[place].time]
-        times_us = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy()
+        times_us = _microseconds(columns[self._sides[place].time])
         return SideRows(stored.key_index, times_us, columns, is_matched, stored.ordinals)
+
+    def _of_times(self, stored: TimeRows) -> SideRows:
+        """Rows of the state without columns, from their event times alone."""
+        (times,) = stored.values
+        return SideRows(stored.key_index, _microseconds(times), [], np.zeros(len(stored), bool), stored.ordinals)
 
     def _values(self, place: int, rows: SideRows) -> Columns:
         """What the state holds of rows."""
@@ -174,6 +179,11 @@ class JoinOperator(ABC):
         picked = pa.array(owners)
         of_keys = [column.take(picked) for column in keys]
         return pa.RecordBatch.from_arrays([*of_keys, *columns], schema=self._output)
+
+
+def _microseconds(times: pa.Array) -> Int64s:
+    found: Int64s = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy()
+    return found
 
 
 def parts_of(chunk: IndexedRows) -> Iterator[tuple[pa.RecordBatch, Int64s]]:

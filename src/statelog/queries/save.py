@@ -16,12 +16,13 @@ from statelog.history.operator_history import History
 from statelog.local.restore import read_segment
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_location
+from statelog.operators.keyed.timers import TIMERS
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.reading.rows import PART_BYTES, Part, ReadPart, RunAll, cut_parts, part_sizes, scan_part
 from statelog.reading.savepoint import SAVED_OPERATORS, SavedFile, SavedOperator, SavedState, store_saved
 from statelog.runs.byte_slices import BUDGET
-from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema
+from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 from statelog.storage import Store
 from statelog.storage.names import distinct_parts
 from statelog.storage.open import is_within
@@ -142,9 +143,9 @@ def _saved_operator(
 
 def _state_folders(folder: str, states: Sequence[StateSchema]) -> dict[str, str]:
     """The folder of each state's table."""
-    names = distinct_parts([stored.name for stored in states if stored.kind != StateKind.TIMER])
+    names = distinct_parts([stored.name for stored in states if stored.name != TIMERS])
     return {
-        stored.name: f"{folder}/timers" if stored.kind == StateKind.TIMER else f"{folder}/states/{names[stored.name]}"
+        stored.name: f"{folder}/timers" if stored.name == TIMERS else f"{folder}/states/{names[stored.name]}"
         for stored in states
     }
 

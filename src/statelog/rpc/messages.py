@@ -113,6 +113,8 @@ class Permit(msgspec.Struct, frozen=True):
     """Rows up to this watermark are late."""
     timers_after_ms: int = NO_TIME_MS
     """No timer up to this time is left to fire."""
+    arrivals_after_ms: int = NO_TIME_MS
+    """No arrival up to this time is left whose limit is over."""
     initial: str = ""
     """The object with the subtask's rows of the initial state, an Arrow IPC stream; empty if there are none."""
     maintenance: MaintenanceRequest | None = None
@@ -202,6 +204,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     no watermark of its own."""
     timers_to_ms: int = NO_TIME_MS
     """No timer up to this time is left to fire after the batch."""
+    arrivals_to_ms: int = NO_TIME_MS
+    """No arrival up to this time is left after the batch."""
     is_unchanged: bool = False
     """Whether the subtask's snapshot is still the one that it started from; then no bytes follow."""
     element_counts: dict[str, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import copy
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Protocol
 
@@ -239,11 +239,10 @@ class RunBlock:
         """The rows as they were written, kept after the first read."""
         return self.load()
 
-    def take(self, rows: Positions) -> pa.RecordBatch:
-        """Some of the rows, in ascending order."""
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
-            return self.batch.slice(int(rows[0]), len(rows))
-        return self.batch.take(pa.array(rows))
+    def take(self, rows: Positions, first_column: int = 0) -> pa.RecordBatch:
+        """Some of the rows, in ascending order; without the columns before one."""
+        batch = self.batch
+        return _picked(batch.select(range(first_column, batch.num_columns)) if first_column else batch, rows)
 
     def load(self) -> pa.RecordBatch:
         """Read the rows without keeping them; CorruptionError if the bytes have changed since they were written."""
@@ -331,9 +330,22 @@ class RunBlock:
 
     def sizes(self, low: Positions, high: Positions) -> Positions:
         """Bytes of the rows from each of `low` up to, not including, each of `high`, found from offsets alone."""
-        bounds = np.concatenate((low, high))
-        before = sum([bytes_before(column, bounds) for column in self.batch.columns], np.zeros(len(bounds), np.int64))
-        return before[len(low) :] - before[: len(low)]
+        fixed_bytes, others = self._widths
+        sizes = (high - low) * fixed_bytes
+        for column in others:
+            sizes += bytes_before(column, high) - bytes_before(column, low)
+        return sizes
+
+    @cached_property
+    def _widths(self) -> tuple[int, list[pa.Array]]:
+        """The bytes of a row in the columns whose values are all of one size, and the other columns."""
+        one, fixed_bytes, others = np.array([1]), 0, []
+        for column in self.batch.columns:
+            if pa.types.is_primitive(column.type):
+                fixed_bytes += int(bytes_before(column, one)[0])
+            else:
+                others.append(column)
+        return fixed_bytes, others
 
     def match(self, hashes: Hashes, keys: pa.Array) -> tuple[Positions, Positions]:
         """Find all rows of some keys, given by ascending hashes and the bytes of each key.
@@ -375,22 +387,38 @@ class _EvolvedBlock(RunBlock):
     def __init__(self, block: RunBlock, stored: StateDescriptor, wanted: StateDescriptor) -> None:
         super().__init__(block._source, block._stored, block._schema)
         self._block = block
-        self._was = stored
         self._wanted = wanted
+        # Other columns are not copied; a reader may ask for a few of them. One is needed for the number of rows.
+        kept = [field for field in stored.value_schema if field.name in wanted.value_schema.names]
+        kept = kept or list(stored.value_schema)[:1]
+        self._was = replace(stored, value_schema=pa.schema(kept))
+        self._values = [VALUE_COLUMN + stored.value_schema.get_field_index(field.name) for field in kept]
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
         return self._block.batch
 
-    def take(self, rows: Positions) -> pa.RecordBatch:
-        return self._converted(self._block.take(rows))
+    def take(self, rows: Positions, first_column: int = 0) -> pa.RecordBatch:
+        return self._converted(_picked(self._needed(self._block.batch, first_column), rows), first_column)
 
     def load(self) -> pa.RecordBatch:
-        return self._converted(self._block.load())
+        return self._converted(self._needed(self._block.load(), 0), 0)
 
-    def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
-        return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
+    def _needed(self, rows: pa.RecordBatch, first_column: int) -> pa.RecordBatch:
+        return rows.select([*range(first_column, VALUE_COLUMN), *self._values])
+
+    def _converted(self, rows: pa.RecordBatch, first_column: int) -> pa.RecordBatch:
+        before, schema = VALUE_COLUMN - first_column, change_schema(self._wanted)
+        values = project(rows.columns[before:], self._was, self._wanted)
+        fields = [schema.field(place) for place in range(first_column, len(schema))]
+        return pa.RecordBatch.from_arrays([*rows.columns[:before], *values], schema=pa.schema(fields))
+
+
+def _picked(rows: pa.RecordBatch, places: Positions) -> pa.RecordBatch:
+    """Some rows, in ascending order."""
+    if len(places) and places[-1] - places[0] == len(places) - 1:
+        return rows.slice(int(places[0]), len(places))
+    return rows.take(pa.array(places))
 
 
 def _rows_of(rows: pa.RecordBatch, hashes: Hashes) -> pa.RecordBatch:

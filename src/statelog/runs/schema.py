@@ -178,6 +178,8 @@ _COLUMNS: Final = [
     pa.field("expiry", pa.int64()),
 ]
 EIGHTHS: Final = 8
+ENTRY_COLUMN: Final = 2
+"""Index of the column of entry keys; before it are the hashes and the keys."""
 EXPIRY_COLUMN: Final = 4
 """Index of the expiry column: the time in milliseconds from which a put no longer counts; null is never."""
 VALUE_COLUMN: Final = len(_COLUMNS)

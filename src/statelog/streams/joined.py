@@ -38,9 +38,9 @@ class JoinedSides:
     """The method that the user called, for messages."""
     suffixes: Sequence[str]
 
-    def by_interval(self, lower: Duration, upper: Duration, how: str) -> DataFrame:
+    def by_interval(self, lower: Duration, upper: Duration, how: str, timeout: Duration | None) -> DataFrame:
         """The output of an interval join; raises ConfigurationError if its parts do not fit each other."""
-        return self._apply(lambda sides: IntervalDefinition(sides, lower, upper, how).plan())
+        return self._apply(lambda sides: IntervalDefinition(sides, lower, upper, how, timeout).plan())
 
     def as_of(self, tolerance: Duration | None, how: str, wait: bool) -> DataFrame:
         """The output of an as-of join; raises ConfigurationError if its parts do not fit each other."""

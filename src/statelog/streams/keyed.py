@@ -350,6 +350,7 @@ class KeyedStream:
         lower: Duration,
         upper: Duration,
         how: str = "inner",
+        timeout: Duration | None = None,
         suffixes: Sequence[str] = ("_left", "_right"),
     ) -> DataFrame:
         """Join with the rows of another keyed stream that have the same key, and a time not far away.
@@ -368,6 +369,10 @@ class KeyedStream:
             The rows that are returned: pairs; with them, the rows without a match of the left side, of the right side
             or of both; or only the left rows with a match ("semi"), or without one ("anti"). A row without a match is
             returned when the watermark has passed its interval.
+        timeout : int, timedelta or str, optional
+            How long in processing time a row without a match waits: milliseconds, a timedelta, or words such as "15
+            minutes". Then it is returned before the watermark has passed its interval, and matches no row that comes
+            later. It needs ``Options(heartbeat_s=...)``, and a `how` that returns rows without a match.
         suffixes : two of str
             Appended to the names of columns that both sides have, the grouping columns aside.
 
@@ -386,7 +391,7 @@ class KeyedStream:
         --------
         >>> orders.join_interval(payments, lower=0, upper="10 minutes", how="left")  # doctest: +SKIP
         """
-        return self._joined(right, "join_interval", suffixes).by_interval(lower, upper, how)
+        return self._joined(right, "join_interval", suffixes).by_interval(lower, upper, how, timeout)
 
     def join_asof(
         self,

@@ -17,10 +17,21 @@ from statelog.runs.byte_slices import Budget, Positions, gather_rows, joined_col
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.key_rows import BinaryValues, KeyRows
 from statelog.runs.reader import RunSection
-from statelog.runs.schema import EXPIRY_COLUMN, VALUE_COLUMN, Operation, StateDescriptor, StateKind, change_schema
+from statelog.runs.schema import (
+    ENTRY_COLUMN,
+    EXPIRY_COLUMN,
+    VALUE_COLUMN,
+    Operation,
+    StateDescriptor,
+    StateKind,
+    change_schema,
+)
 from statelog.tables.table import EntryPage, EntryRange, EntryRows, FoundEntry, KeyBatch, KeyEntries, ValueRows
 
 _PUT: Final = int(Operation.PUT)
+_ENTRY, _OPERATION = 0, 1
+_EXPIRY, _VALUE = EXPIRY_COLUMN - ENTRY_COLUMN, VALUE_COLUMN - ENTRY_COLUMN
+"""The columns of rows without hashes and keys."""
 
 
 class EntriesInRuns(KeyEntries):
@@ -85,7 +96,7 @@ class EntriesInRuns(KeyEntries):
                 for head in heads:
                     rows = head.take(end)
                     if rows.num_rows:
-                        found.add(rows, np.zeros(rows.num_rows, np.int64), head.age)
+                        found.add(_without_keys(rows), np.zeros(rows.num_rows, np.int64), head.age)
                         rows_taken += rows.num_rows
                         bytes_taken += rows.nbytes
                 heads = [head for head in heads if not head.is_taken or head.advance()]
@@ -106,7 +117,7 @@ class EntriesInRuns(KeyEntries):
         found = Gatherer(self._state, self._budget)
         for age, part in enumerate(parts):
             for rows in part.within(page):
-                found.add(rows, np.zeros(rows.num_rows, np.int64), age)
+                found.add(_without_keys(rows), np.zeros(rows.num_rows, np.int64), age)
         return EntryPage(found.entries(), rest)
 
     def _older_between(self, older: KeyEntries, wanted: EntryRange, max_entries: int, max_bytes: int) -> _Part:
@@ -215,7 +226,7 @@ _PART_ROWS: Final = 16_384
 
 
 class Gatherer:
-    """Collects rows of several blocks, and brings them into the order of the keys."""
+    """Collects rows of several blocks, without their hashes and keys, and brings them into the order of the keys."""
 
     def __init__(self, state: StateDescriptor, budget: Budget) -> None:
         self._state = state
@@ -246,7 +257,7 @@ class Gatherer:
         if not self._rows:
             return _nothing(self._state)
         batches, positions = self._rows, np.concatenate(self._positions)
-        kept = np.concatenate([batch.column(3).to_numpy() for batch in batches]) == Operation.PUT
+        kept = np.concatenate([batch.column(_OPERATION).to_numpy() for batch in batches]) == Operation.PUT
         if len(batches) > 1:
             order, is_newest = self._newest_first(positions)
             kept = order[is_newest & kept[order]]
@@ -257,22 +268,32 @@ class Gatherer:
 
     def _newest_first(self, positions: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
         """The order of the rows by key, entry and age, and which rows in that order are the newest of their entry."""
-        entries = joined_column([batch.column(2) for batch in self._rows])
-        columns = {"position": positions, "entry": entries, "age": np.concatenate(self._ages)}
-        indices = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
-        order = indices.to_numpy().astype(np.int64)
-        entries, positions = entries.take(indices), positions[order]
-        is_newest = differs_from_previous(entries)
-        is_newest[1:] |= positions[1:] != positions[:-1]
+        order, is_newest = np.argsort(positions, kind="stable"), np.ones(len(positions), bool)
+        # A row that is alone with its key is in its place already, and sorting by entries is what takes the time.
+        has_same = np.zeros(len(positions) + 1, bool)
+        has_same[1:-1] = np.diff(positions[order]) == 0
+        places = np.flatnonzero(has_same[1:] | has_same[:-1])
+        if len(places):
+            rows = order[places]
+            entries = joined_column([batch.column(_ENTRY) for batch in self._rows]).take(pa.array(rows))
+            columns = {"position": positions[rows], "entry": entries, "age": np.concatenate(self._ages)[rows]}
+            indices = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
+            order[places] = rows = rows[indices.to_numpy().astype(np.int64)]
+            is_newest[places] = differs_from_previous(entries.take(indices))
+            is_newest[places[1:]] |= np.diff(positions[rows]) != 0
         return order, is_newest
 
 
+def _without_keys(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.select(range(ENTRY_COLUMN, rows.num_columns))
+
+
 def _found(state: StateDescriptor, positions: Positions, batches: Sequence[pa.RecordBatch]) -> EntryRows:
-    """Rows of runs as the answer of a table."""
-    schema, end = state.value_schema, VALUE_COLUMN + len(state.value_schema)
-    values = [pa.RecordBatch.from_arrays(rows.columns[VALUE_COLUMN:end], schema=schema) for rows in batches]
-    expiry = joined_column([rows.column(EXPIRY_COLUMN) for rows in batches]) if batches else pa.array([], pa.int64())
-    entries = pa.chunked_array([rows.column(2) for rows in batches], pa.binary())
+    """Rows of runs, without their hashes and keys, as the answer of a table."""
+    schema, end = state.value_schema, _VALUE + len(state.value_schema)
+    values = [pa.RecordBatch.from_arrays(rows.columns[_VALUE:end], schema=schema) for rows in batches]
+    expiry = joined_column([rows.column(_EXPIRY) for rows in batches]) if batches else pa.array([], pa.int64())
+    entries = pa.chunked_array([rows.column(_ENTRY) for rows in batches], pa.binary())
     return EntryRows(positions, pa.Table.from_batches(values, schema), expiry, entries)
 
 

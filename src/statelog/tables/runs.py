@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from statelog.runs.byte_slices import BUDGET, Budget, Positions, joined_column
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.reader import Run, RunBlock, RunSection
-from statelog.runs.schema import VALUE_COLUMN, Operation, StateDescriptor
+from statelog.runs.schema import ENTRY_COLUMN, VALUE_COLUMN, Operation, StateDescriptor
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
 from statelog.tables.run_entries import EntriesInRuns, Gatherer, as_changes
 from statelog.tables.table import (
@@ -57,7 +57,7 @@ class RunsTable(StateTable):
                 is_put = block.operations[rows] == Operation.PUT
                 if not is_put.all():
                     queries, rows = queries[is_put], rows[is_put]
-                found.add(block.take(rows), open_keys[queries])
+                found.add(block.take(rows, ENTRY_COLUMN), open_keys[queries])
             if decided.any():
                 left = np.flatnonzero(~decided)
                 open_keys, keys = open_keys[left], keys.take(left)
@@ -71,7 +71,7 @@ class RunsTable(StateTable):
                 break
             cleared = np.zeros(len(keys), bool)
             for block, queries, rows in _matches(section, keys):
-                found.add(block.take(rows), open_keys[queries], age)
+                found.add(block.take(rows, ENTRY_COLUMN), open_keys[queries], age)
                 is_clear = block.operations[rows] == Operation.CLEAR
                 cleared[queries[is_clear]] = True
             if cleared.any():
@@ -88,8 +88,10 @@ class RunsTable(StateTable):
                     size_bytes[start:end] += block.size_bytes
                     continue
                 low, high = block.spans(keys.hashes[start:end])
-                counts[start:end] += high - low
-                size_bytes[start:end] += block.sizes(low, high)
+                found = np.flatnonzero(high > low)
+                low, high = low[found], high[found]
+                counts[start + found] += high - low
+                size_bytes[start + found] += block.sizes(low, high)
         return EntryCounts(counts, size_bytes)
 
     def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:

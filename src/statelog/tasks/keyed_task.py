@@ -191,6 +191,7 @@ class KeyedTask:
             batch=self.attempt.task.batch,
             moment=Moment(begun.permit.batch_time_ms, begun.permit.watermark_ms, begun.permit.late_watermark_ms),
             timers_after_ms=begun.permit.timers_after_ms,
+            arrivals_after_ms=begun.permit.arrivals_after_ms,
             closed_ms=begun.view.closed_ms,
         )
 
@@ -292,6 +293,7 @@ class KeyedTask:
             late_rows=subtask.late_rows,
             max_event_ms=subtask.max_event_ms,
             timers_to_ms=subtask.timers_to_ms,
+            arrivals_to_ms=subtask.arrivals_to_ms,
             measured=attempt.measurements.take(),
             levels=materialized.levels,
             has_changeset=attempt.options.tuning.changelog,

@@ -94,7 +94,8 @@ class StateView:
             expires_by = {state.name: state.expires_by for state in latest.states if state.expires_by}
             made = as_stored(made, latest.generations, expires_by)
         keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec or RowInput([])))
-        keyed = replace(made, processor=processor, input=keys, event_time=None, takes_columns=False)
+        states = [state for state in made.states if state.descriptor.kind is not StateKind.TIMER]
+        keyed = replace(made, processor=processor, input=keys, states=states, event_time=None, takes_columns=False)
         table, stopwatch = _table(query, history, moment), Stopwatch(query.clock)
         subtask = KeyedSubtask(keyed, table, BatchContext(0, 0, moment), stopwatch)
         for _ in subtask.process(row):

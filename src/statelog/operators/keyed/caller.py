@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, ProcessorError, StorageError
 from statelog.operators.keyed.changes import BatchChanges, ListPosition
+from statelog.operators.keyed.columns import Arrivals
 from statelog.operators.keyed.cursor import KeyCursor
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.runs.key_groups import GROUP_SHIFT, Hashes
@@ -39,6 +40,8 @@ class Caller(ABC):
     """The handles of the states, by declared name."""
     timers: Any
     """The handle of the timers; None if there are none."""
+    arrivals: Arrivals | None = None
+    """The handle of the arrivals, which only processors of columns have."""
 
     def __init__(
         self, operator: KeyedOperator, table: StateTable, context: BatchContext, stopwatch: Stopwatch, most_keys: int
@@ -75,6 +78,10 @@ class Caller(ABC):
     @abstractmethod
     def fire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
         """Give the processor the due timers, and delete them."""
+
+    def expire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
+        """Give the processor the arrivals whose limit is over, and delete them."""
+        raise AssertionError("only processors of columns have arrivals")
 
     def begin_phase(self) -> None:
         """Let the next phase read the changes so far."""

@@ -14,11 +14,13 @@ import pyarrow as pa
 from statelog.numbers import US_PER_MS
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.caller import Caller
-from statelog.operators.keyed.columns import TimerColumns, make_state
+from statelog.operators.keyed.columns import Arrivals, Expire, TimerColumns, make_state
 from statelog.operators.keyed.indexing import IndexedRows, index_rows
 from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOperator, KeyedRows
+from statelog.operators.keyed.timers import timer_descriptor
 from statelog.runs.byte_slices import Positions, cut_rows, to_batches
 from statelog.runs.key_columns import differs_from_previous
+from statelog.runs.schema import StateKind
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.shown import shown_key
 from statelog.stopwatch import Stopwatch
@@ -87,7 +89,9 @@ class ColumnCaller(Caller):
         )
         self._processor: ColumnProcessor = operator.processor
         self.states = {binding.name: make_state(self._cursor, binding) for binding in self._bindings}
-        self.timers = None if operator.timer_domain is None else TimerColumns(self._cursor, operator.timer_domain)
+        domain = operator.timer_domain
+        self.timers = None if domain is None else TimerColumns(self._cursor, timer_descriptor(domain))
+        self.arrivals = next((state for state in self.states.values() if isinstance(state, Arrivals)), None)
         self.open_states()
 
     def load_initial_state(self, read: KeyedRows) -> Iterator[pa.RecordBatch]:
@@ -105,6 +109,14 @@ class ColumnCaller(Caller):
 
     def fire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
         assert self.timers is not None
+        yield from self._fire(due, self.timers, "fire", self._processor.fire)
+
+    def expire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
+        assert self.arrivals is not None
+        yield from self._fire(due, self.arrivals, "expire", self.arrivals.expire)
+
+    def _fire(self, due: TimerRows, held: TimerColumns, name: str, method: Expire) -> Iterator[pa.RecordBatch]:
+        """Call a method with due timers, key chunk by key chunk, and delete them."""
         starts = np.append(np.flatnonzero(differs_from_previous(due.keys.keys)), len(due.keys))
         found = due.keys.take(starts[:-1])
         counts = self._entry_counts(found)
@@ -120,8 +132,8 @@ class ColumnCaller(Caller):
             if self._needs_event_ms:
                 self._cursor.event_ms = np.maximum.reduceat(times_ms, starts[first:end] - starts[first])
             self._cursor.position = 0
-            self.timers.delete(timers.key_index, times_ms)
-            yield from self._outputs("fire", partial(self._processor.fire, timers, self._context.moment))
+            held.delete(timers.key_index, times_ms)
+            yield from self._outputs(name, partial(method, timers, self._context.moment))
             first = end
 
     def _chunks(self, read: KeyedRows, source: KeyedInput) -> Iterator[tuple[IndexedRows, Counts]]:
@@ -141,7 +153,8 @@ class ColumnCaller(Caller):
     def _entry_counts(self, keys: KeyBatch) -> Counts:
         """What the entries of keys take in each list and map."""
         table, states = self.changes.table, [binding.descriptor for binding in self._operator.states]
-        return {state.name: table.count_entries(state, keys) for state in states if state.kind.has_entries}
+        counted = [state for state in states if state.kind.has_entries and state.kind is not StateKind.TIMER]
+        return {state.name: table.count_entries(state, keys) for state in counted}
 
     def _reduced(self, whole: IndexedRows) -> IndexedRows:
         try:

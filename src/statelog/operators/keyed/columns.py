@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,14 +17,17 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import KeyCursor
 from statelog.operators.keyed.operator import StateBinding
-from statelog.operators.keyed.timers import timer_descriptor
 from statelog.runs.byte_slices import Budget, Positions
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import Operation, TimeDomain
+from statelog.runs.schema import Operation, StateDescriptor, StateKind
+from statelog.runs.times import Moment
 
 Columns = list[pa.Array]
 Mask = npt.NDArray[np.bool_]
+
+Expire = Callable[[Any, Moment], Iterable[pa.RecordBatch]]
+"""Takes the due timers of some keys, which are deleted; returns output rows."""
 
 _LIST_PREFIX: Final = struct.Struct(">IQ")
 _PHASE_SHIFT: Final = 30
@@ -324,8 +327,8 @@ class EntryColumns(ColumnState):
 class TimerColumns:
     """The timers of the chunk's keys."""
 
-    def __init__(self, cursor: KeyCursor, domain: TimeDomain) -> None:
-        self.state = timer_descriptor(domain)
+    def __init__(self, cursor: KeyCursor, state: StateDescriptor) -> None:
+        self.state = state
         self.lowest_ms: int | None = None
         """The earliest time registered since due timers were last read from the table."""
         self._cursor = cursor
@@ -351,6 +354,14 @@ class TimerColumns:
         """Delete timers; nothing happens where there is none."""
         if len(times_ms):
             self._write(key_index, times_ms, Operation.DELETE)
+
+    def delete_all(self, position: int) -> None:
+        """Delete the timers that a key had before the phase."""
+        cursor, keys = self._cursor, self._cursor.keys
+        held = cursor.table.entries_of(self.state, int(keys.hashes[position]), keys.keys[position].as_py())
+        for page in held.pages(cursor.budget.prefetch_entries, cursor.budget.slice_bytes):
+            times_ms = page.values.column(0).to_numpy()
+            self.delete(np.full(len(times_ms), position), times_ms)
 
     def flush(self, changes: ChangeBuffer) -> None:
         """Add the changes of the key chunk to those of the batch."""
@@ -417,6 +428,23 @@ def _newest(
     return whole.take(order), operations[order]
 
 
+class Arrivals(TimerColumns):
+    """The processing times at which keys got something that has a time limit: timers that fire when the limit is over.
+
+    The state has no limit, so another limit at a restart counts for what is there as well.
+    """
+
+    limit_ms: int
+    expire: Expire
+
+    def bind(self, limit_ms: int, expire: Expire) -> None:
+        """Set the limit, and the function that is called for the arrivals whose limit is over."""
+        self.limit_ms = limit_ms
+        self.expire = expire
+
+
 def make_state(cursor: KeyCursor, binding: StateBinding) -> Any:
     """The columns of a state."""
+    if binding.descriptor.kind is StateKind.TIMER:
+        return Arrivals(cursor, binding.descriptor)
     return EntryColumns(cursor, binding) if binding.descriptor.kind.has_entries else ValueColumns(cursor, binding)

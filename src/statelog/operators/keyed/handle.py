@@ -8,6 +8,7 @@ from typing import Any, Final
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.numbers import Duration
 from statelog.operators.keyed.collections import ListState, MapState, make_row_state
+from statelog.operators.keyed.columns import Arrivals, Expire
 from statelog.operators.keyed.cursor import Row
 from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.time_columns import TimeColumns
@@ -22,6 +23,7 @@ _NAMES: Final = {
     StateKind.MAP: "MapState",
     StateKind.REDUCING: "ReducingState",
     StateKind.AGGREGATING: "AggregatingState",
+    StateKind.TIMER: "arrivals",
 }
 
 
@@ -102,6 +104,12 @@ class ProcessorHandle:
         self._declared(stateName, StateKind.MAP)
         columns: TimeColumns = self._used_as(stateName, TimeColumns)
         return columns
+
+    def getArrivals(self, stateName: str, limit_ms: int, expire: Expire) -> Arrivals:
+        """The arrivals of this name, as columns: times of the processor's own, of which each has the same limit."""
+        found: Arrivals = self._declared(stateName, StateKind.TIMER)
+        found.bind(limit_ms, expire)
+        return found
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Ask for a call of handleExpiredTimer for the current key; the same time asked for twice is one timer."""

@@ -28,6 +28,8 @@ class BatchContext:
     moment: Moment
     timers_after_ms: int = NO_TIME_MS
     """No timer up to this time is left to fire."""
+    arrivals_after_ms: int = NO_TIME_MS
+    """No arrival up to this time is left whose limit is over."""
     closed_ms: int = NO_TIME_MS
     """Windows that end at this time or before were closed by starts with other settings."""
 

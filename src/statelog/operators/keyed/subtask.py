@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from statelog.operators.keyed.row_caller import RowCaller
 from statelog.runs.byte_slices import to_batches
 from statelog.runs.times import NO_TIME_MS
 from statelog.stopwatch import Stopwatch
-from statelog.tables.table import StateTable, TimedTable
+from statelog.tables.table import StateTable, TimedTable, TimerRows
 
 
 class KeyedSubtask:
@@ -36,6 +37,8 @@ class KeyedSubtask:
         """The largest event time of each tracked input."""
         self.timers_to_ms = NO_TIME_MS
         """After the batch, no timer up to this time is left to fire."""
+        self.arrivals_to_ms = NO_TIME_MS
+        """After the batch, no arrival up to this time is left."""
         self._operator = operator
         self._context = context
 
@@ -60,6 +63,7 @@ class KeyedSubtask:
         if read.rows.num_rows:
             yield from caller.process(read)
         yield from self._fire_timers()
+        yield from self._expire_arrivals()
         caller.call("close", operator.processor.close)
         self.late_rows += handle.late_rows
 
@@ -88,21 +92,31 @@ class KeyedSubtask:
         return KeyedRows(pa.Table.from_batches(rows), read.hashes[on_time])
 
     def _fire_timers(self) -> Iterator[pa.RecordBatch]:
-        caller, domain = self._caller, self._operator.timer_domain
-        timers = caller.timers
-        if timers is None or domain is None:
-            return
-        until_ms = self._context.moment.now_ms(domain)
-        after_ms, lowest_ms = self._context.timers_after_ms, timers.lowest_ms
-        self.timers_to_ms = until_ms
-        if lowest_ms is not None:
-            after_ms = min(after_ms, lowest_ms - 1)
+        timers, domain = self._caller.timers, self._operator.timer_domain
+        if timers is not None and domain is not None:
+            self.timers_to_ms = until_ms = self._context.moment.now_ms(domain)
+            yield from self._fire(timers, self._context.timers_after_ms, until_ms, self._caller.fire)
+            if timers.lowest_ms is not None:
+                # A timer that was registered during these calls for a time already past fires in the next batch.
+                self.timers_to_ms = min(until_ms, timers.lowest_ms - 1)
+
+    def _expire_arrivals(self) -> Iterator[pa.RecordBatch]:
+        arrivals = self._caller.arrivals
+        if arrivals is not None:
+            self.arrivals_to_ms = self._context.moment.processing_ms - arrivals.limit_ms
+            yield from self._fire(arrivals, self._context.arrivals_after_ms, self.arrivals_to_ms, self._caller.expire)
+
+    def _fire(
+        self, timers: Any, after_ms: int, until_ms: int, fire: Callable[[TimerRows], Iterator[pa.RecordBatch]]
+    ) -> Iterator[pa.RecordBatch]:
+        """Fire the timers up to a time, and after another one up to which none was left before the batch.
+
+        Then their `lowest_ms` is the earliest time registered during these calls, if it is not after `until_ms`.
+        """
+        if timers.lowest_ms is not None and timers.lowest_ms <= until_ms:
+            after_ms = min(after_ms, timers.lowest_ms - 1)
         elif not len(self.changes.table.due_timers(timers.state, after_ms, until_ms).keys):
             return
-        caller.begin_phase()
+        self._caller.begin_phase()
         timers.lowest_ms = None
-        due = self.changes.table.due_timers(timers.state, after_ms, until_ms)
-        yield from caller.fire(due)
-        if timers.lowest_ms is not None:
-            # A timer that was registered during these calls for a time already past fires in the next batch.
-            self.timers_to_ms = min(until_ms, timers.lowest_ms - 1)
+        yield from fire(self.changes.table.due_timers(timers.state, after_ms, until_ms))

@@ -24,7 +24,7 @@ from statelog.operators.keyed.time_reader import (
     have_few,
 )
 from statelog.runs.byte_slices import Positions
-from statelog.runs.schema import Operation
+from statelog.runs.schema import Operation, StateDescriptor
 from statelog.tables.table import EntryRows
 
 END_MS: Final = AFTER_MS - 1
@@ -120,15 +120,25 @@ class TimeColumns(ColumnState):
 
     def read(self, positions: Positions, *, with_changes: bool = False) -> TimeRows:
         """All rows of keys that have few."""
+        rows = self._read(positions, self._state)
+        if not with_changes or not len(positions):
+            return rows
+        return self._changed(rows, positions, (FIRST_MS, FIRST_MS), (AFTER_MS, FIRST_MS))
+
+    def read_fields(self, positions: Positions, names: Sequence[str]) -> TimeRows:
+        """The same, as it was before the phase, with some of the fields."""
+        fields = [self._state.value_schema.field(name) for name in names]
+        return self._read(positions, replace(self._state, value_schema=pa.schema(fields)))
+
+    def _read(self, positions: Positions, state: StateDescriptor) -> TimeRows:
         self._require()
         if not len(positions):
-            return self.nothing()
-        cursor, state = self._cursor, self._state
+            return replace(self.nothing(), values=[pa.nulls(0, field.type) for field in state.value_schema])
+        cursor = self._cursor
         keys = cursor.keys if len(positions) == len(cursor.keys) else cursor.keys.take(positions)
         found = cursor.table_of(state).entries(state, keys)
         cursor.loaded_bytes += found.entries.nbytes + found.values.nbytes
-        rows = self._decoded(found, positions[found.positions])
-        return self._changed(rows, positions, (FIRST_MS, FIRST_MS), (AFTER_MS, FIRST_MS)) if with_changes else rows
+        return self._decoded(found, positions[found.positions])
 
     def pages(
         self, position: int, first_ms: int = FIRST_MS, end_ms: int = AFTER_MS, *, with_changes: bool = False

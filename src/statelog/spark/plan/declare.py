@@ -194,6 +194,9 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
     def getTimeColumns(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Any:
         return self.getMapState(stateName, userKeySchema, valueSchema)
 
+    def getArrivals(self, stateName: str, limit_ms: int, expire: Any) -> Any:
+        return self._declare(stateName, StateKind.TIMER, None, f"{TimeDomain.PROCESSING}_ms long")
+
     def getReducingState(
         self, stateName: str, schema: Any, reduce_function: Any, ttlDurationMs: Duration | Ttl | None = None
     ) -> Any:

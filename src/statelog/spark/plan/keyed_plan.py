@@ -157,8 +157,8 @@ def apply_keyed(
     event_time = _event_time(df, time_mode, watermark, codecs)
     has_watermark = watermark is not None or _watermark_column(df) is not None
     output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
-    if watermark is not None and df.isStreaming:
-        _check_idle(watermark, plan)
+    if df.isStreaming:
+        _check_heartbeat(plan, watermark, codecs)
     if df.isStreaming and time_mode is TimeMode.EVENT_TIME and not has_watermark and not internals.has_watermark(df):
         warn_of_no_watermark(uid)
     declared = declare_keyed(pickled, uid, time_domains(time_mode, watermark))
@@ -302,19 +302,20 @@ def _watermark_column(df: DataFrame) -> int | None:
 # ---- Checks ----
 
 
-def _check_idle(watermark: Watermark, plan: OperatorPlan) -> None:
-    """Refuse a watermark with idle inputs where they change nothing, or may never be noticed."""
-    if all(idle_ms is None for idle_ms in watermark.idle_of_inputs_ms):
-        return
-    if watermark.inputs == 1:
+def _check_heartbeat(plan: OperatorPlan, watermark: Watermark | None, codecs: ProcessorCodecs) -> None:
+    """Refuse what goes by silence in processing time where it changes nothing, or may never be noticed."""
+    reason = codecs.needs_heartbeat
+    if watermark is not None and any(idle_ms is not None for idle_ms in watermark.idle_of_inputs_ms):
+        if watermark.inputs == 1:
+            raise ConfigurationError(
+                f"operator '{plan.uid}': the watermark has idle and one input, which waits for no other one.",
+                hint="Leave idle out; it is for several inputs, and for the two sides of a join.",
+            )
+        reason = "the watermark has idle"
+    if reason and plan.options.heartbeat_ms is None:
         raise ConfigurationError(
-            f"operator '{plan.uid}': the watermark has idle and one input, which waits for no other one.",
-            hint="Leave idle out; it is for several inputs, and for the two sides of a join.",
-        )
-    if plan.options.heartbeat_ms is None:
-        raise ConfigurationError(
-            f"operator '{plan.uid}': the watermark has idle, and the query no heartbeat: without rows no batch would"
-            " notice the silence.",
+            f"operator '{plan.uid}': {reason}, and the query no heartbeat: without rows no batch would notice the"
+            " silence.",
             hint="Pass options=statelog.Options(heartbeat_s=...), some seconds, to key_by.",
         )
 
