@@ -28,7 +28,7 @@ from benchmarks.frame import POSITIVE, STORED_KEYS, Result, Target, alternate, o
 from benchmarks.processors import KeepPayload
 from benchmarks.query import PayloadSide, Recorder, count_checks, rate_source, require, start, stop_when
 from benchmarks.restarts import fresh, own_temporary_files, restart_parts
-from benchmarks.skew import UNIFORM
+from benchmarks.skew import SKEWS, UNIFORM, ZIPF
 from benchmarks.tail import s3_server
 from statelog.storage import Store, open_store
 from statelog.storage.store import StoreWrapper
@@ -53,13 +53,14 @@ class Settings:
     round_trip_ms: float = option(20.0, "How much longer each request takes.", POSITIVE)
     entries: int = option(600, "In the log from which the query restarts.", click.IntRange(10))
     keys: int = option(200_000, "Of the state in which keys are looked up.", STORED_KEYS)
+    skew: str = option(UNIFORM, "How often rows have each key, once each has one.", SKEWS)
     value_bytes: int = option(100, "Of each key.")
     lookups: int = option(100, "Keys that are looked up, one after the other.")
     parallelism: int = option(2, "Subtasks.")
     rounds: int = option(3, "How often to restart, and to open a reader, near and far.")
 
 
-QUICK: Final = [Settings(entries=10, keys=1_000, lookups=5, rounds=1)]
+QUICK: Final = [Settings(entries=10, keys=1_000, skew=ZIPF, lookups=5, rounds=1)]
 
 
 class FarStore(StoreWrapper):
@@ -183,7 +184,7 @@ def sides_of(settings: Settings, bucket: str) -> tuple[DistantSide, DistantSide]
 
     def side(name: str, **fields: Any) -> DistantSide:
         location = f"{_SCHEME}:{bucket}/{name.replace(' ', '-')}"
-        return DistantSide.of(settings, side=name, skew=UNIFORM, location=location, **fields)
+        return DistantSide.of(settings, side=name, location=location, **fields)
 
     return (
         side("long log", keys=1_000, rows_per_batch=200, batches=settings.entries, materializes=False),
