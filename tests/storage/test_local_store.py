@@ -519,7 +519,7 @@ def test_open_store(tmp_path: Path, form: str) -> None:
     assert open_store(form.format(tmp_path / "a b%20")).read("x") == b"1"
 
 
-@pytest.mark.parametrize("location", ["hdfs:/x", "dbfs:/x", "memory:", "s3n://bucket/x", "https://host/x"])
+@pytest.mark.parametrize("location", ["webhdfs:/x", "dbfs:/x", "memory:", "s3n://bucket/x", "https://host/x"])
 def test_other_schemes_are_not_supported(location: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"not supported\. Hint: Supported are: a directory.*s3://.*gs://"
