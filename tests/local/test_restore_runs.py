@@ -13,8 +13,9 @@ import pytest
 from statelog.errors import CorruptionError
 from statelog.history.restore_plan import SHARED_BYTES, ClippedSegment, RestorePlan
 from statelog.local import stored_reader
-from statelog.local.restore import read_level, restore_runs
+from statelog.local.restore import read_level, read_segments, restore_runs
 from statelog.local.runs import LocalRun, LocalRuns
+from statelog.local.stored_reader import read_threads
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import HashRange, hash_range
@@ -241,6 +242,26 @@ def test_the_large_runs_of_a_level_are_read_as_they_are(tmp_path: Path, is_direc
     assert state_of(runs) == {key_hash: value for key_hash, value in rows if within.first <= key_hash <= within.last}
     assert len(runs) == 1
     assert set(runs[0]) == set(state_of(runs)), "no keys of others"
+
+
+def test_many_small_changesets_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an object store: a log of many small entries is far away by one round trip for each of them."""
+    location = Location(tmp_path, is_directory=False)
+    segments = [clip for key_hash in range(64) for clip in location.segment({key_hash: "v"})]
+    read, together = location.store.read, threading.Barrier(32, timeout=60)
+
+    def read_together(name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        together.wait()
+        return read(name, offset=offset, length=length)
+
+    monkeypatch.setattr(location.store, "read", read_together)
+    assert sum(run.rows for run in read_segments(location.store, segments, EVERYTHING)) == len(segments)
+
+
+@pytest.mark.parametrize(("largest_bytes", "threads"), [(1, 32), (1 << 20, 32), (4 << 20, 8), (1 << 30, 4), (None, 4)])
+def test_large_objects_are_read_a_few_at_a_time(tmp_path: Path, largest_bytes: int | None, threads: int) -> None:
+    assert read_threads(ManyRequests(tmp_path), largest_bytes) == threads
+    assert read_threads(LocalStore(tmp_path), largest_bytes) == 1
 
 
 @pytest.mark.parametrize("size", [5, 250])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -84,7 +84,7 @@ def restore_runs(
 
 
 def read_segments(
-    store: Store, segments: Iterable[ClippedSegment], within: HashRange, note_read: Callable[[], None] = lambda: None
+    store: Store, segments: Sequence[ClippedSegment], within: HashRange, note_read: Callable[[], None] = lambda: None
 ) -> Iterator[Run]:
     """Read stored changesets, some of them ahead, and yield them in order.
 
@@ -98,7 +98,8 @@ def read_segments(
         return [run if clip.within == within else clip_run(run, clip.within) for clip in clips]
 
     grouped = ((segment, list(clips)) for segment, clips in itertools.groupby(segments, lambda clip: clip.segment))
-    for runs in read_ahead(grouped, lambda group: read(*group), read_threads(store)):
+    largest_bytes = max((clip.segment.length for clip in segments), default=0)
+    for runs in read_ahead(grouped, lambda group: read(*group), read_threads(store, largest_bytes)):
         note_read()
         yield from runs
 

@@ -23,6 +23,9 @@ TAIL_BYTES: Final = 64 << 10
 _RESTORE_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
 _READ_THREADS: Final = 4
 """Reads from an object store at a time. One is enough for a directory, which answers at once."""
+_SMALL_READ_THREADS: Final = 32
+_SMALL_BYTES: Final = 32 << 20
+"""Of small objects so many are read at a time, and not more bytes than these."""
 _GAP_BYTES: Final = 64 << 10
 """Blocks that are not farther apart are read together, with the bytes between them."""
 
@@ -140,9 +143,13 @@ def read_run(
     return run
 
 
-def read_threads(store: Store) -> int:
-    """How many reads from a store at a time are worth it."""
-    return 1 if store.can_append else _READ_THREADS
+def read_threads(store: Store, largest_bytes: int | None = None) -> int:
+    """How many reads from a store at a time are worth it; no read has more than `largest_bytes`, if these are known."""
+    if store.can_append:
+        return 1
+    if largest_bytes is None:
+        return _READ_THREADS
+    return max(_READ_THREADS, min(_SMALL_READ_THREADS, _SMALL_BYTES // max(largest_bytes, 1)))
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

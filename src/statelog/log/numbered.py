@@ -100,7 +100,7 @@ class NumberedLog:
         max_file_bytes: int = 32 << 20,
         min_age_s: float = 60.0,
         remembers: bool = False,
-        reads_at_once: int = 16,
+        reads_at_once: int = 32,
     ) -> None:
         self._store = store
         self._reads_at_once = reads_at_once
