@@ -93,7 +93,6 @@ def traced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     spark = {
         "when_queries_start_and_fail": None,
         "find_query": SimpleNamespace(id="query", runId="run", awaitTermination=ended.wait),
-        "require_micro_batches": None,
         "is_progress_asynchronous": False,
         "observations": {plan.observation for plan in plans},
         "checkpoint_location": str(directory / "checkpoint"),

@@ -334,7 +334,6 @@ class Endpoint:
 
     def _begin(self, plan: OperatorPlan, task: TaskId) -> _Start:
         query = internals.find_query(plan.session, task.query_id, task.run_id)
-        internals.require_micro_batches(query)
         planned = PlannedQuery(query, self._plans_of(query))
         options, location = planned.options, planned.location
         measurements = Measurements()
@@ -373,14 +372,17 @@ class Endpoint:
 
 
 def _take_back_plans(session: SparkSession, query: StreamingQuery) -> None:
-    """Have Spark plan anew the batches that it has not committed, if a start with asynchronous progress left a gap.
+    """Have Spark plan the batches anew that a start with asynchronous progress left without a stored commit.
 
-    Of the batches after its last stored commit Spark would repeat the input as one, under the number of the last; but
-    the state goes on from batch to batch.
+    If their plans have a gap, Spark would repeat their input as one batch, under the number of the last one; but the
+    state goes on from batch to batch.
     """
     try:
+        if not internals.is_progress_asynchronous(query):
+            return
         spark = open_checkpoint(internals.checkpoint_location(query), session)
-        spark.set_aside(spark.plans_after(internals.first_batch(query)))
+        if plans := spark.plans_after(internals.first_batch(query)):
+            spark.set_aside(plans)
     except Exception as error:
         _log.error("query %s: its offset log could not be set back to its commit log: %s", query.id, error)
 

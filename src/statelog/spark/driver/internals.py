@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from statelog.coordinator.admission import stale_run
 from statelog.coordinator.batch import BatchTime
-from statelog.errors import ConfigurationError, ErrorKind, StatelogError
+from statelog.errors import StatelogError
 from statelog.spark.checkpoint.logs import SOURCE_NAMES
 from statelog.storage.location import scheme_of
 
@@ -317,17 +317,6 @@ def active(session: SparkSession) -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
-
-
-def require_micro_batches(query: StreamingQuery) -> None:
-    """Refuse a query without micro-batches: continuous processing."""
-    kind = _class_name(_execution(query))
-    if kind not in ("MicroBatchExecution", _ASYNCHRONOUS):
-        raise ConfigurationError(
-            f"Query {query.id} runs as {kind}, which has no micro-batches.",
-            kind=ErrorKind.UNSUPPORTED_SETTING,
-            hint="Use a micro-batch trigger, such as processingTime.",
-        )
 
 
 def is_progress_asynchronous(query: StreamingQuery) -> bool:
