@@ -87,7 +87,8 @@ class NumberedLog:
     With `appends`, entries are appended to the newest file up to `max_file_bytes`; the store must be able to. Otherwise
     each entry is a file of its own. The file of a claim stays for `min_age_s` even if none of its entries is needed, so
     that older writers find it. A log that `remembers` reads only what it has not read before. Of an object store, where
-    entries are objects, `reads_at_once` are fetched at a time, so that a start waits for few round trips.
+    entries are objects, `reads_at_once` are fetched at a time, and all are remembered until the log is claimed: a start
+    looks before it claims, and waits for few round trips.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class NumberedLog:
     ) -> None:
         self._store = store
         self._reads_at_once = reads_at_once
-        self._seen = SeenFiles(store) if remembers else None
+        self._remembers = remembers
+        self._seen = SeenFiles(store) if remembers or not store.can_append else None
         self._prefix = prefix
         self._clock = clock
         self._appends = appends
@@ -189,6 +191,8 @@ class NumberedLog:
         # A newer epoch that claims from here on finds the fence, so both agree on the entries before.
         self._require_own_file(self._end)
         self._note_claims(contents)
+        if not self._remembers:
+            self._seen = None
         self._looked_s, self._lost = looked_s, ""
         self._is_used = claim.has_news
         return contents.entries
