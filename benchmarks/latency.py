@@ -7,7 +7,9 @@ import statistics
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,13 +18,14 @@ from typing import Any, Final, Self
 import click
 import numpy as np
 import numpy.typing as npt
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from benchmarks.child import run_in_child
 from benchmarks.figures import median_ratio, percentiles, summary
-from benchmarks.frame import POSITIVE, POSSIBLE_KEYS, Result, alternate, option
+from benchmarks.frame import POSITIVE, POSSIBLE_KEYS, Result, Unavailable, alternate, option
 from benchmarks.processors import OUTPUT, Count
 from benchmarks.query import (
     Side,
@@ -56,6 +59,7 @@ _Round = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
+    source: str = option("socket", "Where events come from.", click.Choice(["socket", "kafka"]))
     rate: float = option(5_000.0, "Events per second.", POSITIVE)
     keys: int = option(100_000, "Number of possible keys.", POSSIBLE_KEYS)
     skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
@@ -83,22 +87,68 @@ class Settings:
         return self.warm_up + self.seconds
 
 
-QUICK: Final = [Settings(skew=ZIPF, rate=500.0, keys=1_000, seconds=3.0, warm_up=1.0)]
+QUICK: Final = [
+    Settings(source=source, skew=ZIPF, rate=500.0, keys=1_000, seconds=3.0, warm_up=1.0)
+    for source in ("socket", "kafka")
+]
 
 
-class EventSender:
-    """Sends events to the first one who connects, once `is_ready` says so; in a thread. A context manager.
+@dataclass(frozen=True)
+class SocketLines:
+    """The events as lines of a socket. Spark's source is in the JVM, has a line at once, and knows a batch's lines."""
 
-    They are for Spark's socket source: line N is the number N, due N / rate seconds from the start. That source has a
-    row as soon as the line is there, tells which rows a batch has, and is in the JVM, so it costs no Python process.
-    """
+    address: tuple[str, int]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a session needs."""
+        return {}
+
+    def read(self, session: SparkSession, parallelism: int) -> DataFrame:
+        """The events, with a `value` that can be cast to the number."""
+        host, port = self.address
+        return session.readStream.format("socket").option("host", host).option("port", port).load()
+
+    def events_to(self, offset: Any) -> int:
+        """How many events there are up to an offset: Spark's is the number of the last line, or nothing."""
+        return 0 if offset is None else int(offset) + 1
+
+
+@dataclass(frozen=True)
+class KafkaRecords:
+    """The events as records of one partition of a topic, whose offsets are the events' numbers."""
+
+    broker: str
+    topic: str = "events"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a session needs."""
+        from tests.kafka.jars import connector_settings
+
+        return connector_settings()
+
+    def read(self, session: SparkSession, parallelism: int) -> DataFrame:
+        """The events, with a `value` that can be cast to the number, in a task per core."""
+        options = {"kafka.bootstrap.servers": self.broker, "subscribe": self.topic, "startingOffsets": "earliest"}
+        records = session.readStream.format("kafka").options(**options).option("minPartitions", parallelism).load()
+        return records.select(F.col("value").cast("string").alias("value"))
+
+    def events_to(self, offset: Any) -> int:
+        """How many events there are up to an offset: Spark's has the next record of each partition, or is nothing."""
+        if offset is None:
+            return 0
+        events: int = offset[self.topic]["0"]
+        return events
+
+
+class EventSender(ABC):
+    """Sends event N, the number N, N / rate seconds after `is_ready` says so; in a thread. A context manager."""
 
     def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
         self._rate = rate
         self._events = events
         self._is_ready = is_ready
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address: tuple[str, int] = self._server.getsockname()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._started_s: float | None = None
@@ -118,35 +168,90 @@ class EventSender:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        # Closing a socket does not wake up a thread that waits for a connection to it.
-        with socket.socket() as own:
-            own.connect_ex(self.address)
         self._thread.join()
-        self._server.close()
 
+    @abstractmethod
     def _serve(self) -> None:
-        connection, _ = self._server.accept()
-        with connection:
-            while not self._is_over.is_set() and not self._is_ready():
-                self._is_over.wait(_POLL_S)
-            try:
-                if not self._is_over.is_set():
-                    self._send(connection)
-                self._is_over.wait()
-            except OSError:
-                return  # the reader has gone
+        """Send all events, and stay until it is over."""
 
-    def _send(self, connection: socket.socket) -> None:
+    def _send(self, write: Callable[[range], object]) -> None:
+        while not self._is_over.is_set() and not self._is_ready():
+            self._is_over.wait(_POLL_S)
         # By the clock that commits are told by, not by a monotonic one.
         started_s = self._started_s = time.time()
         sent = 0
         while sent < self._events and not self._is_over.is_set():
             due = min(self._events, int((time.time() - started_s) * self._rate) + 1)
             if due > sent:
-                connection.sendall(b"".join(b"%d\n" % number for number in range(sent, due)))
+                write(range(sent, due))
                 self.latest_s = max(self.latest_s, time.time() - started_s - sent / self._rate)
                 sent = due
             self._is_over.wait(_TICK_S)
+
+
+class SocketSender(EventSender):
+    """Sends events to the first one who connects."""
+
+    def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
+        super().__init__(rate, events, is_ready)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.lines = SocketLines(self._server.getsockname())
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
+        # Closing a socket does not wake up a thread that waits for a connection to it.
+        with socket.socket() as own:
+            own.connect_ex(self.lines.address)
+        super().__exit__(*exception)
+        self._server.close()
+
+    def _serve(self) -> None:
+        connection, _ = self._server.accept()
+        with connection, suppress(OSError):  # the reader has gone
+            self._send(lambda numbers: connection.sendall(b"".join(b"%d\n" % number for number in numbers)))
+            self._is_over.wait()
+
+
+class KafkaSender(EventSender):
+    """Sends events to a new broker."""
+
+    def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
+        # Not at the top: only this source needs a broker and its client.
+        from tests.jars import missing_programs
+        from tests.kafka.jars import missing_jars
+
+        if missing := missing_jars() or ", ".join(f"{name} is missing" for name in missing_programs()):
+            raise Unavailable(f"no Kafka ({missing}); ./dev kafka installs it")
+        from confluent_kafka import Producer
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        from tests.kafka.broker import KafkaBroker
+
+        super().__init__(rate, events, is_ready)
+        with ExitStack() as servers:
+            self.lines = KafkaRecords(servers.enter_context(KafkaBroker()).address)
+            settings = {"bootstrap.servers": self.lines.broker}
+            [made] = AdminClient(settings).create_topics([NewTopic(self.lines.topic, 1, 1)]).values()
+            made.result()
+            self._servers = servers.pop_all()
+        # A record in doubt is sent again, once: else offsets would not be the events' numbers.
+        self._producer = Producer({**settings, "enable.idempotence": True, "queue.buffering.max.messages": 10_000_000})
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        self._servers.close()
+
+    def _serve(self) -> None:
+        self._send(self._write)
+        self._producer.flush()
+
+    def _write(self, numbers: range) -> None:
+        for number in numbers:
+            self._producer.produce(self.lines.topic, b"%d" % number)
+        self._producer.poll(0)
+
+
+_SENDERS: Final = {"socket": SocketSender, "kafka": KafkaSender}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,17 +262,16 @@ class LatencySide(Side):
     keys: int
     skew: str
     timeout_s: float
-    address: tuple[str, int]
+    lines: SocketLines | KafkaRecords
 
     def measure(self, directory: Path) -> _Round:
         """For each batch its first event, the one after its last, and when it was committed; and the time of the end.
 
         The output of every batch is checked.
         """
-        session = self.session(directory)
-        host, port = self.address
-        lines = session.readStream.format("socket").option("host", host).option("port", port).load()
-        rows = lines.select(skewed_key(self.keys, F.col("value").cast("long"), self.skew))
+        session = self.session(directory, self.lines.settings)
+        events = self.lines.read(session, self.parallelism)
+        rows = events.select(skewed_key(self.keys, F.col("value").cast("long"), self.skew))
         if self.side == AGGREGATION:
             output = rows.groupBy("key").agg(F.count(F.lit(1)).alias("n"))
         else:
@@ -179,13 +283,13 @@ class LatencySide(Side):
             stopped_s = time.time()
             last = last_progress(query)
             is_late = time.monotonic() > end_s
-            return is_late or (bool(last) and _events_to(last, "endOffset") >= self.events)
+            return is_late or (bool(last) and self._events_to(last, "endOffset") >= self.events)
 
         end_s = time.monotonic() + self.timeout_s
         # Spark also tells that there was nothing to do, and observes nothing then.
         query = start(output, count_checks(), directory)
         progress = [entry for entry in stop_when(query, is_over) if entry["observedMetrics"]]
-        ranges = [(_events_to(entry, "startOffset"), _events_to(entry, "endOffset")) for entry in progress]
+        ranges = [(self._events_to(entry, "startOffset"), self._events_to(entry, "endOffset")) for entry in progress]
         counted = [entry["numInputRows"] for entry in progress]
         if counted != [end - first for first, end in ranges]:
             raise RuntimeError(f"{self.side}: the batches read {counted} rows, of the lines {ranges}")
@@ -193,11 +297,9 @@ class LatencySide(Side):
         session.stop()
         return {"batches": [_batch(*each) for each in zip(progress, ranges, strict=True)], "stopped_s": stopped_s}
 
-
-def _events_to(entry: dict[str, Any], name: str) -> int:
-    """How many events there are up to an offset: Spark's is the number of the last line, or nothing."""
-    [source] = entry["sources"]
-    return 0 if source[name] is None else int(source[name]) + 1
+    def _events_to(self, entry: dict[str, Any], name: str) -> int:
+        [source] = entry["sources"]
+        return self.lines.events_to(source[name])
 
 
 def _batch(entry: dict[str, Any], events: tuple[int, int]) -> dict[str, Any]:
@@ -226,8 +328,8 @@ def _run_side(name: str, settings: Settings, place: Path) -> _Round:
     # A new query runs a batch without events first, in which most of what it needs is started.
     is_ready = (directory / "checkpoint" / "commits" / "0").exists
     timeout_s = _START_S + settings.length_s + settings.drain
-    with EventSender(settings.rate, settings.events, is_ready) as sender:
-        side = LatencySide.of(settings, side=name, events=settings.events, timeout_s=timeout_s, address=sender.address)
+    with _SENDERS[settings.source](settings.rate, settings.events, is_ready) as sender:
+        side = LatencySide.of(settings, side=name, events=settings.events, timeout_s=timeout_s, lines=sender.lines)
         measured = run_in_child(partial(side.measure, directory), directory)
     return {**measured, "started_s": sender.started_s, "latest_s": sender.latest_s}
 

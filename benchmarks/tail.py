@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +39,10 @@ _TIMEOUT_S: Final = 1.0
 _SEED: Final = 158
 _ATTEMPTS: Final = (Metric.UPLOAD_REQUESTS, Metric.UPLOAD_HEDGES, Metric.UPLOAD_RETRIES)
 _CHECKED: Final = 200
+_MEASURED_BYTES: Final = 5_000_000
+"""Size of the objects of FLIP-158's table."""
+_SLOWER_SAMPLES: Final = 3
+"""A quantile needs as many samples above it."""
 _T = TypeVar("_T")
 
 
@@ -62,6 +66,23 @@ def latency_s(share: float) -> float:
             part = (share - low) / (high - low)
             return math.exp((1 - part) * math.log(low_s) + part * math.log(high_s))
     raise ValueError(f"{share} is not between 0 and 1")
+
+
+def size_factor(size_bytes: int) -> float:
+    """How much longer a request takes than one of 5 MB: a constant part, and one that grows with the size.
+
+    FLIP-158 has checkpoints of 500 writes of 5 MB, of which half are done in 1,000 ms, and of 250 writes of 2 MB, of
+    which three quarters are done in 500 ms. A constant sixth gives half the time for 2 MB.
+    """
+    return 1 / 6 + 5 / 6 * size_bytes / _MEASURED_BYTES
+
+
+def slowest_ms(samples_ms: Sequence[float], writers: int, share: float = 0.5) -> float | None:
+    """The time in which a share of checkpoints is done that wait for so many writes each; None for too few samples."""
+    quantile = share ** (1 / writers)
+    if (1 - quantile) * len(samples_ms) < _SLOWER_SAMPLES:
+        return None
+    return sorted(samples_ms)[math.ceil(quantile * len(samples_ms)) - 1]
 
 
 def latency_of(name: str, number: int) -> float:
@@ -114,6 +135,13 @@ class Settings:
     scale: float = option(1.0, "Factor of FLIP-158's latencies.", POSITIVE)
     concurrency: int = option(128, "Objects written at a time.")
     object_bytes: int = option(1_000, "Of every object.")
+    latency_bytes: int = option(_MEASURED_BYTES, "Latencies are those of objects of this size.")
+    writers: int = option(500, "Of a checkpoint that waits for as many writes, beside one that waits for one.")
+
+    @property
+    def factor(self) -> float:
+        """Of FLIP-158's latencies."""
+        return self.scale * size_factor(self.latency_bytes)
 
 
 QUICK: Final = [Settings(requests=400, warm_up=20, block=100, scale=0.1, concurrency=32)]
@@ -142,11 +170,10 @@ def s3_server(bucket: str, memory_bytes: int = 4 << 30) -> Iterator[str]:
 
 def measure(location: str, directory: Path, settings: Settings) -> Result:
     """Measure with a server that runs already; click.ClickException if its store saw other requests than were made."""
-    scale = settings.scale
     server_before_s = _children_cpu_s()
     measured = run_in_child(partial(write_objects, location, settings), directory)
     server_cpu_s = _children_cpu_s() - server_before_s
-    sides = {name: _figures(side, scale) for name, side in measured.pop("sides").items()}
+    sides = {name: _figures(side, settings) for name, side in measured.pop("sides").items()}
     attempts, seen = (sum(side[name] for side in sides.values()) for name in ("attempts", "puts"))
     if seen != attempts:
         raise click.ClickException(f"the client made {attempts} attempts, and the store saw {seen}")
@@ -166,7 +193,7 @@ def measure(location: str, directory: Path, settings: Settings) -> Result:
             Target("p99.9 with hedges lower by, %", lower_percent, 40, "at_least"),
             Target("requests more with hedges, %", sides[HEDGED]["extra_requests_percent"], 5, "at_most"),
         ],
-        rows=[_row(name, side) for name, side in sides.items()],
+        rows=[_row(name, side, settings.writers) for name, side in sides.items()],
         remarks=_remarks(figures, settings),
     )
 
@@ -177,13 +204,14 @@ def _children_cpu_s() -> float:
     return float(sum(times.user + times.system for times in children if times is not None))
 
 
-def _figures(measured: dict[str, Any], scale: float) -> dict[str, Any]:
+def _figures(measured: dict[str, Any], settings: Settings) -> dict[str, Any]:
     latencies_s, counts, warm_up = measured["latencies_s"], measured["counts"], measured["warm_up_counts"]
     extra = counts.get(Metric.UPLOAD_HEDGES, 0) + counts.get(Metric.UPLOAD_RETRIES, 0)
-    injected_s = [scale * latency_of(object_name(number), 1) for number in range(len(latencies_s))]
+    injected_s = [settings.factor * latency_of(object_name(number), 1) for number in range(len(latencies_s))]
     return {
         "requests": len(latencies_s),
         "latency_ms": _quantiles_ms(latencies_s),
+        "slowest_ms": slowest_ms([1000 * each for each in latencies_s], settings.writers),
         "injected_ms": _quantiles_ms(injected_s),
         "added_ms": _quantiles_ms(took - injected for took, injected in zip(latencies_s, injected_s, strict=True)),
         "counts": counts,
@@ -199,11 +227,12 @@ def _quantiles_ms(samples_s: Iterable[float]) -> dict[str, Any]:
     return {"samples": len(samples_ms), **percentiles(samples_ms, _PERCENTILES), "max": max(samples_ms)}
 
 
-def _row(name: str, side: dict[str, Any]) -> dict[str, str]:
-    latency, counts = side["latency_ms"], side["counts"]
+def _row(name: str, side: dict[str, Any], writers: int) -> dict[str, str]:
+    latency, counts, slowest = side["latency_ms"], side["counts"], side["slowest_ms"]
     return {
         "side": name,
         **{f"{each} ms": f"{latency[each]:.0f}" if each in latency else "" for each in (*_PERCENTILES, "max")},
+        f"slowest of {writers}, p50 ms": "" if slowest is None else f"{slowest:.0f}",
         "hedges": f"{counts.get(Metric.UPLOAD_HEDGES, 0):,}",
         "retries": f"{counts.get(Metric.UPLOAD_RETRIES, 0):,}",
         "more requests": f"{side['extra_requests_percent']:.2f}%",
@@ -261,13 +290,13 @@ class Writer:
 
 def write_objects(location: str, settings: Settings) -> dict[str, Any]:
     """Write objects in blocks, in turn on both sides, into folders of `location`; in a process of its own."""
-    requests, block, concurrency, scale = settings.requests, settings.block, settings.concurrency, settings.scale
+    requests, block, concurrency = settings.requests, settings.block, settings.concurrency
     sides: dict[str, Writer] = {}
-    for name, timeout_s in {SINGLE: None, HEDGED: scale * _TIMEOUT_S}.items():
+    for name, timeout_s in {SINGLE: None, HEDGED: settings.scale * _TIMEOUT_S}.items():
         recorder = Measurements()
         policy = RetryPolicy(timeout_s=timeout_s)
         new_races = partial(Races, 2 * concurrency)  # enough for the losers too
-        slow = SlowStore(open_store(f"{location}/{name}"), scale)
+        slow = SlowStore(open_store(f"{location}/{name}"), settings.factor)
         store = RetryingStore(slow, policy, clock=SystemClock(), recorder=recorder, new_races=new_races)
         sides[name] = Writer(store, slow, recorder, settings.object_bytes)
     with ThreadPoolExecutor(concurrency) as pool:
@@ -282,7 +311,7 @@ def write_objects(location: str, settings: Settings) -> dict[str, Any]:
     for side in sides.values():
         for number in range(0, requests, max(1, requests // _CHECKED)):
             side.check(number)
-    time.sleep(scale * latency_s(1.0))  # the last losers may still be on their way
+    time.sleep(settings.factor * latency_s(1.0))  # the last losers may still be on their way
     return {
         "took_s": took_s,
         "client_cpu_s": cpu_s,

@@ -13,7 +13,8 @@ import click
 import pytest
 
 from benchmarks import latency
-from benchmarks.latency import AGGREGATION, SPARK, STATELOG, EventSender
+from benchmarks.frame import Unavailable
+from benchmarks.latency import AGGREGATION, SPARK, STATELOG, KafkaRecords, KafkaSender, SocketLines, SocketSender
 
 RATE = 200.0
 SETTINGS = latency.Settings(rate=RATE, warm_up=1, seconds=4)
@@ -114,7 +115,7 @@ class TestRun:
         def in_child(call: Any, directory: Path) -> dict[str, Any]:
             side = call.func.__self__
             with (
-                socket.create_connection(side.address) as connection,
+                socket.create_connection(side.lines.address) as connection,
                 connection.makefile() as lines,
             ):
                 commits = directory / "checkpoint" / "commits"
@@ -152,12 +153,12 @@ class TestRun:
             self.run(monkeypatch, tmp_path, rate=1.0, seconds=0.1)
 
 
-class TestEventSender:
+class TestSender:
     def test_sends_every_event_once_and_none_before_it_is_due(self) -> None:
         arrived: dict[int, float] = {}
         with (
-            EventSender(500, 250, lambda: True) as sender,
-            socket.create_connection(sender.address) as connection,
+            SocketSender(500, 250, lambda: True) as sender,
+            socket.create_connection(sender.lines.address) as connection,
             connection.makefile() as lines,
         ):
             for _ in range(250):
@@ -172,8 +173,8 @@ class TestEventSender:
     def test_sends_nothing_before_the_reader_is_ready(self) -> None:
         is_ready = threading.Event()
         with (
-            EventSender(1000, 10, is_ready.is_set) as sender,
-            socket.create_connection(sender.address) as connection,
+            SocketSender(1000, 10, is_ready.is_set) as sender,
+            socket.create_connection(sender.lines.address) as connection,
             connection.makefile() as lines,
         ):
             connection.settimeout(0.2)
@@ -187,10 +188,32 @@ class TestEventSender:
         assert sender.started_s >= ready_s
 
     def test_ends_when_nobody_comes_and_when_the_reader_goes(self) -> None:
-        with EventSender(10, 10, lambda: True) as lonely:
+        with SocketSender(10, 10, lambda: True) as lonely:
             pass
-        with EventSender(1_000_000, 10_000_000, lambda: True) as left:
-            socket.create_connection(left.address).close()
+        with SocketSender(1_000_000, 10_000_000, lambda: True) as left:
+            socket.create_connection(left.lines.address).close()
 
         with pytest.raises(RuntimeError, match="nobody has read"):
             _ = lonely.started_s
+
+    def test_records_have_the_numbers_of_the_events_as_offsets(self) -> None:
+        kafka = pytest.importorskip("confluent_kafka", reason="./dev kafka installs it")
+        try:
+            made = KafkaSender(1_000, 300, lambda: True)
+        except Unavailable as error:
+            pytest.skip(error.message)
+        with made as sender:
+            settings = {"bootstrap.servers": sender.lines.broker, "group.id": "test"}
+            consumer = kafka.Consumer(settings)
+            consumer.assign([kafka.TopicPartition(sender.lines.topic, 0, 0)])
+            read: list[Any] = []
+            while len(read) < 300:
+                read += consumer.consume(300, 1.0)
+            consumer.close()
+
+        assert [(each.offset(), each.value()) for each in read] == [(event, b"%d" % event) for event in range(300)]
+
+
+def test_offsets_tell_how_many_events_there_are() -> None:
+    assert [SocketLines(("127.0.0.1", 1)).events_to(offset) for offset in (None, "0", 41)] == [0, 1, 42]
+    assert [KafkaRecords("b", "t").events_to(offset) for offset in (None, {"t": {"0": 42}})] == [0, 42]

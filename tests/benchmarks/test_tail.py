@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,17 @@ import pytest
 
 from benchmarks import tail
 from benchmarks.frame import Result
-from benchmarks.tail import HEDGED, SINGLE, SlowStore, Writer, latency_of, latency_s, object_name
+from benchmarks.tail import (
+    HEDGED,
+    SINGLE,
+    SlowStore,
+    Writer,
+    latency_of,
+    latency_s,
+    object_name,
+    size_factor,
+    slowest_ms,
+)
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore
 
@@ -93,6 +104,19 @@ class TestFigures:
     ) -> None:
         with pytest.raises(click.ClickException, match="made 20320 attempts, and the store saw 20321"):
             measure(300, 20_321)
+
+
+class TestSlowest:
+    def test_half_of_the_checkpoints_are_done_when_their_slowest_write_is(self) -> None:
+        rng = random.Random(7)
+        samples = [rng.lognormvariate(0, 1) for _ in range(20_000)]
+        slowest = sorted(max(rng.choices(samples, k=50)) for _ in range(2_000))
+        assert slowest_ms(samples, 50) == pytest.approx(slowest[1_000], rel=0.1)
+        assert slowest_ms(samples, 1) == pytest.approx(sorted(samples)[9_999])
+        assert slowest_ms(samples[:2_000], 500) is None
+
+    def test_small_objects_take_a_sixth_of_the_time_and_large_ones_grow_with_their_size(self) -> None:
+        assert [size_factor(size) for size in (0, 2_000_000, 5_000_000)] == pytest.approx([1 / 6, 1 / 2, 1])
 
 
 class TestLatency:
