@@ -231,7 +231,8 @@ class KafkaSender(EventSender):
         with ExitStack() as servers:
             self.lines = KafkaRecords(servers.enter_context(KafkaBroker()).address)
             settings = {"bootstrap.servers": self.lines.broker}
-            [made] = AdminClient(settings).create_topics([NewTopic(self.lines.topic, 1, 1)]).values()
+            admin = AdminClient(settings)
+            [made] = admin.create_topics([NewTopic(self.lines.topic, 1, 1)]).values()
             made.result()
             self._servers = servers.pop_all()
         # A record in doubt is sent again, once: else offsets would not be the events' numbers.
