@@ -77,7 +77,9 @@ def run(settings: Settings, place: Path) -> Result:
     return Result(
         figures={"sides": figures},
         targets=[
-            Target("within: files created per checkpoint, with those of materialization", per_checkpoint, 1.1, "at_most"),
+            Target(
+                "within: files created per checkpoint, with those of materialization", per_checkpoint, 1.1, "at_most"
+            ),
             Target("across: files created per 32 MiB written, rounded up", per_size, 1, "at_most"),
         ],
         rows=[_row(name, each) for name, each in figures.items()],

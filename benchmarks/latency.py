@@ -145,6 +145,9 @@ class KafkaRecords:
 class EventSender(ABC):
     """Sends event N, the number N, N / rate seconds after `is_ready` says so; in a thread. A context manager."""
 
+    lines: SocketLines | KafkaRecords
+    """Where a query reads the events."""
+
     def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
         self._rate = rate
         self._events = events
@@ -177,6 +180,8 @@ class EventSender(ABC):
     def _send(self, write: Callable[[range], object]) -> None:
         while not self._is_over.is_set() and not self._is_ready():
             self._is_over.wait(_POLL_S)
+        if self._is_over.is_set():
+            return
         # By the clock that commits are told by, not by a monotonic one.
         started_s = self._started_s = time.time()
         sent = 0
@@ -191,6 +196,8 @@ class EventSender(ABC):
 
 class SocketSender(EventSender):
     """Sends events to the first one who connects."""
+
+    lines: SocketLines
 
     def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
         super().__init__(rate, events, is_ready)
@@ -214,6 +221,8 @@ class SocketSender(EventSender):
 
 class KafkaSender(EventSender):
     """Sends events to a new broker."""
+
+    lines: KafkaRecords
 
     def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
         # Not at the top: only this source needs a broker and its client.

@@ -79,7 +79,7 @@ def size_factor(size_bytes: int) -> float:
 
 def slowest_ms(samples_ms: Sequence[float], writers: int, share: float = 0.5) -> float | None:
     """The time in which a share of checkpoints is done that wait for so many writes each; None for too few samples."""
-    quantile = share ** (1 / writers)
+    quantile: float = share ** (1 / writers)
     if (1 - quantile) * len(samples_ms) < _SLOWER_SAMPLES:
         return None
     return sorted(samples_ms)[math.ceil(quantile * len(samples_ms)) - 1]
