@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,7 @@ class JoinModel(SidesModel):
 
     lower_ms: int
     upper_ms: int
+    condition: Callable[[Event, Event], bool] = lambda left, right: True
     timeout_ms: int | None = None
     now_ms: int = 0
     arrived_ms: dict[int, int] = field(default_factory=dict)
@@ -144,7 +145,8 @@ class JoinModel(SidesModel):
     def _match(self, left: Event, right: Event) -> bool:
         if left.key is None or left.key != right.key or left.time_us is None or right.time_us is None:
             return False
-        return self.lower_ms * 1000 <= right.time_us - left.time_us <= self.upper_ms * 1000
+        is_near = self.lower_ms * 1000 <= right.time_us - left.time_us <= self.upper_ms * 1000
+        return is_near and self.condition(left, right)
 
     def _has_timed_out(self, event: Event) -> bool:
         if self.timeout_ms is None or event.n not in self.arrived_ms:
@@ -211,9 +213,9 @@ class AsofModel(SidesModel):
         return self.has_passed(event.time_us + self.tolerance_ms * 1000)
 
 
-def join_plan(how: str, lower: Any, upper: Any, timeout: Any = None) -> JoinPlan:
+def join_plan(how: str, lower: Any, upper: Any, timeout: Any = None, condition: Any = None) -> JoinPlan:
     """An interval join of two sides."""
-    return IntervalDefinition(_sides("join_interval"), lower, upper, how, timeout).plan()
+    return IntervalDefinition(_sides("join_interval"), lower, upper, how, timeout, condition).plan()
 
 
 def asof_plan(how: str, tolerance: Any, *, wait: bool) -> JoinPlan:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -44,6 +46,21 @@ def test_batches_are_those_of_the_model(
     compare_with_model(_model(how, bounds, delays_ms, idle_ms), budget, steps, [None])
 
 
+@pytest.mark.parametrize("how", KINDS)
+@settings(max_examples=25)
+@given(bounds=BOUNDS, delays_ms=DELAYS, budget=BUDGETS, steps=STEPS)
+def test_batches_with_a_condition_are_those_of_the_model(
+    how: str, bounds: tuple[int, int], delays_ms: tuple[int, int], budget: Budget, steps: list[Any]
+) -> None:
+    """It is null if the left row has number 1 or 2, which is no match."""
+    left, right = pc.field("n_left"), pc.field("n_right")
+    mixed = pc.bit_wise_and(pc.bit_wise_xor(left, right), 3)
+    condition = pc.if_else(pc.is_in(left, pa.array([1, 2])), pa.scalar(None, pa.bool_()), mixed != 0)
+    model = _model(how, bounds, delays_ms, None)
+    model.condition = lambda one, other: one.n not in (1, 2) and (one.n ^ other.n) & 3 != 0
+    compare_with_model(model, budget, steps, [None], condition)
+
+
 @pytest.mark.parametrize("how", ["left", "right", "full", "anti"])
 @settings(max_examples=25)
 @given(bounds=BOUNDS, delays_ms=DELAYS, idle_ms=IDLE, budget=BUDGETS, steps=STEPS, timeouts_ms=TIMEOUTS)
@@ -72,10 +89,12 @@ def _model(how: str, bounds: tuple[int, int], delays_ms: tuple[int, int], idle_m
     return JoinModel(how=how, lower_ms=bounds[0], upper_ms=bounds[1], delays_ms=delays_ms, idle_ms=idle_ms)
 
 
-def compare_with_model(model: JoinModel, budget: Budget, steps: list[Any], timeouts_ms: list[int | None]) -> None:
+def compare_with_model(
+    model: JoinModel, budget: Budget, steps: list[Any], timeouts_ms: list[int | None], condition: Any = None
+) -> None:
     """Each batch is as many milliseconds after the one before as its step says, and its rows are around that time."""
     how, starts = model.how, 0
-    plans = [join_plan(how, model.lower_ms, model.upper_ms, timeout_ms) for timeout_ms in timeouts_ms]
+    plans = [join_plan(how, model.lower_ms, model.upper_ms, timeout_ms, condition) for timeout_ms in timeouts_ms]
     model.timeout_ms = timeouts_ms[0]
     with join_harness(plans[0], model.delays_ms, model.idle_ms, parallelism=2) as harness:
         with_budget(harness, budget)
@@ -125,6 +144,19 @@ def test_rows_that_wait_are_joined_by_new_bounds() -> None:
         assert _push(harness, "left") == []
         assert not harness.map("join.left", "a")
         assert not harness.map("join.right", "a")
+
+
+def test_rows_that_wait_are_joined_by_a_new_condition() -> None:
+    """A row that has met a match by the old one is not returned without one."""
+    left, right = pc.field("n_left"), pc.field("n_right")
+    with join_harness(join_plan("left", 0, 10, condition=right > left)) as harness:
+        assert _push(harness, "left", (A, "a", 100, 3), (A, "a", 100, 5), (B, "a", 101, 4)) == [(3, 4)]
+        harness.restart(processor=join_plan("left", 0, 10, condition=right < left).operator)
+        assert _push(harness, "left", (B, "a", 102, 2)) == [(3, 2), (5, 2)]
+        harness.restart(processor=join_plan("left", 0, 10).operator)
+        assert _push(harness, "left", (B, "a", 103, 6), (A, "a", 104, 7)) == [(3, 6), (5, 6)]
+        assert _push(harness, "left", (A, "z", 1000, 8), (B, "z", 1001, 9)) == [(8, 9)]
+        assert _push(harness, "left") == [(7, None)]
 
 
 @pytest.mark.parametrize(("before", "after"), [("inner", "left"), ("left", "full"), ("semi", "anti")])

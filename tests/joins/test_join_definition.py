@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
 from statelog import ConfigurationError
@@ -30,9 +31,14 @@ def sides(
 
 
 def definition(
-    lower: Any = 0, upper: Any = "10 seconds", how: Any = "inner", timeout: Any = None, **of_sides: Any
+    lower: Any = 0,
+    upper: Any = "10 seconds",
+    how: Any = "inner",
+    timeout: Any = None,
+    condition: Any = None,
+    **of_sides: Any,
 ) -> IntervalDefinition:
-    return IntervalDefinition(sides(**of_sides), lower, upper, how, timeout)
+    return IntervalDefinition(sides(**of_sides), lower, upper, how, timeout, condition)
 
 
 def as_of(tolerance: Any = None, how: Any = "inner", wait: Any = True, **of_sides: Any) -> AsofDefinition:
@@ -66,6 +72,11 @@ def test_the_key_is_there_once_under_its_name_on_the_left() -> None:
     ("arguments", "message"),
     [
         ({"how": "outer"}, "how is 'outer'"),
+        ({"condition": "n_left > 5"}, "condition is 'n_left > 5'"),
+        ({"condition": pc.field("n") > 5}, r"condition \(n > 5\) cannot be computed for a pair: No match for"),
+        ({"condition": pc.field("n_left")}, "cannot be computed for a pair: it is of type int64, not bool"),
+        ({"condition": pc.field("k") > pc.field("n_left")}, "cannot be computed for a pair: Function"),
+        ({"condition": pc.field("n") > 5, "how": "anti"}, "cannot be computed for a pair"),
         ({"how": None}, "how is None"),
         ({"how": ["left"]}, r"how is \['left'\]"),
         ({"lower": 5, "upper": 4}, "lower, 5 ms, is after upper, 4 ms"),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
@@ -122,6 +123,27 @@ def test_outer_joins_return_each_row_without_a_match_once(spark: SparkSession, t
         timeout="1 minute",
     )
     assert Counter(map(tuple, in_batch.collect())) == expected
+
+
+@pytest.mark.parametrize("how", ["left", "semi", "anti"])
+def test_a_condition_is_that_of_a_join_of_spark(spark: SparkSession, tmp_path: Path, how: str) -> None:
+    _add(tmp_path, seed=4, batches=range(1, 5))
+    clicks, buys = (
+        spark.read.schema(schema).json(str(tmp_path / folder))
+        for schema, folder in ((CLICKS, "clicks"), (BUYS, "buys"))
+    )
+    pairs = clicks.alias("a").join(buys.alias("b"), _condition() & F.expr("a.n + 400000 < b.n"), how)
+    columns = ["a.user", "a.at", "a.n", *(["b.at", "b.n"] if how == "left" else [])]
+    joined = statelog.key_by(clicks, "user", watermark=Watermark("at")).join_interval(
+        statelog.key_by(buys, "who", watermark=Watermark("at")),
+        lower="-5 seconds",
+        upper="20 seconds",
+        how=how,
+        condition=pc.field("n_left") + 400_000 < pc.field("n_right"),
+    )
+    expected = Counter(map(tuple, pairs.select(columns).collect()))
+    assert len(expected) > 5
+    assert Counter(map(tuple, joined.collect())) == expected
 
 
 def _newest_by_spark(left: DataFrame, right: DataFrame, tolerance: str) -> DataFrame:

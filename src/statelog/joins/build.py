@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampNTZType, TimestampType
 
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.times import TimeMode
-from statelog.convert.types import key_schema
+from statelog.convert.types import arrow_type, key_schema
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.history.settings import JOIN, JOIN_FIRST, JOIN_LAST, JOIN_TIMEOUT, JOIN_TOLERANCE
 from statelog.joins.asof import AsofJoin
-from statelog.joins.interval import IntervalJoin, IntervalSide, JoinKind
+from statelog.joins.interval import Condition, IntervalJoin, IntervalSide, JoinKind
 from statelog.joins.pairs import Interval
 from statelog.joins.sides import JoinOperator, JoinShape, Side
 from statelog.numbers import LONGEST_MS, Duration, in_milliseconds
@@ -190,6 +192,7 @@ class IntervalDefinition:
     upper: Duration
     how: str = "inner"
     timeout: Duration | None = None
+    condition: pc.Expression | None = None
 
     def plan(self) -> JoinPlan:
         """Plan the join; raises ConfigurationError if its parts do not fit each other."""
@@ -209,13 +212,35 @@ class IntervalDefinition:
             JOIN_LAST: interval.last_ms,
             JOIN_TIMEOUT: "none" if timeout_ms is None else timeout_ms,
         }
-        shape = self.sides.shape(returns_pairs=kind.returns_pairs)
+        shape, condition = self.sides.shape(returns_pairs=kind.returns_pairs), self._checked_condition()
         codecs = ColumnCodecs(
             settings=settings,
             completes_in_batch=True,
             needs_heartbeat="" if timeout_ms is None else f"{self.sides.method} has a timeout",
         )
-        return JoinPlan(IntervalJoin(kind, sides, shape, codecs, timeout_ms), self.sides.input, shape.output)
+        operator = IntervalJoin(kind, sides, shape, codecs, timeout_ms, condition)
+        return JoinPlan(operator, self.sides.input, shape.output)
+
+    def _checked_condition(self) -> Condition | None:
+        if self.condition is None:
+            return None
+        method = f"{self.sides.method}: condition"
+        if not isinstance(self.condition, pc.Expression):
+            raise ConfigurationError(
+                f"{method} is {self.condition!r:.80}.",
+                hint="Pass an expression of pyarrow.compute, such as pc.field('euro') >= pc.field('price').",
+            )
+        fields = self.sides.shape().output
+        made = Condition(self.condition, fields.names)
+        try:
+            made.holds([pa.array([], arrow_type(field.dataType, field.name)) for field in fields])
+        except (pa.ArrowException, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigurationError(
+                f"{method} {self.condition} cannot be computed for a pair: {reason}.",
+                hint=f"It must be true or false for columns of a pair, which are: {', '.join(fields.names)}.",
+            ) from error
+        return made
 
     def _timeout_ms(self, kind: JoinKind) -> int | None:
         if self.timeout is None:

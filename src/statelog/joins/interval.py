@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from statelog.convert.codecs import ColumnCodecs
@@ -75,6 +77,28 @@ class IntervalSide(Side):
         return StructType([*self.own_fields, *self.columns.fields])
 
 
+@dataclass(frozen=True)
+class Condition:
+    """What pairs must fulfil besides; picklable."""
+
+    expression: pc.Expression
+    names: Sequence[str]
+    """Those of a pair's columns: the grouping columns, and the other columns of the left and of the right side."""
+
+    def holds(self, columns: Columns) -> Mask:
+        """Whether it is true for each pair, which it is not if it is null; raises what Arrow does for other types."""
+        table = pa.Table.from_arrays(columns, names=list(self.names))
+        plan = [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("project", acero.ProjectNodeOptions([self.expression], ["holds"])),
+        ]
+        (holds,) = acero.Declaration.from_sequence(plan).to_table(use_threads=False).columns
+        if not pa.types.is_boolean(holds.type):
+            raise TypeError(f"it is of type {holds.type}, not bool")
+        found: Mask = holds.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+        return found
+
+
 class IntervalJoin(JoinOperator):
     """Keeps the rows of both sides by key and time, as long as rows that match them can still come.
 
@@ -88,9 +112,11 @@ class IntervalJoin(JoinOperator):
         shape: JoinShape,
         codecs: ColumnCodecs,
         timeout_ms: int | None = None,
+        condition: Condition | None = None,
     ) -> None:
         super().__init__(sides, shape, codecs)
         self._kind = kind
+        self._condition = condition
         self._intervals = sides
         self._timeout_ms = timeout_ms
 
@@ -322,17 +348,31 @@ class IntervalJoin(JoinOperator):
 
     def _matched(self, left: SideRows, right: SideRows, keys: Columns, count: int) -> Iterator[pa.RecordBatch]:
         """Mark the rows that match, and return their pairs if the join returns them."""
-        for own, other in pairs(left, right, self._intervals[LEFT].interval, count):
-            left.is_matched[own] = True
-            right.is_matched[other] = True
-            if not self._kind.returns_pairs:
-                continue
-            ends = np.concatenate(([0], np.cumsum(left.sizes[own] + right.sizes[other])))
-            for start, end in stretches(ends, self._states[LEFT].budget.slice_bytes):
-                part, of_part = pa.array(own[start:end]), pa.array(other[start:end])
-                columns = [column.take(part) for column in left.columns]
-                columns += [column.take(of_part) for column in right.columns]
-                yield self._made(left.key_index[own[start:end]], columns, keys)
+        for found in pairs(left, right, self._intervals[LEFT].interval, count):
+            for own, other in self._fitting(left, right, found, keys):
+                left.is_matched[own] = True
+                right.is_matched[other] = True
+                if self._kind.returns_pairs:
+                    for own_part, other_part in self._bounded(left, right, own, other):
+                        yield self._made(left.key_index[own_part], _paired(left, right, own_part, other_part), keys)
+
+    def _fitting(
+        self, left: SideRows, right: SideRows, found: tuple[Int64s, Int64s], keys: Columns
+    ) -> Iterator[tuple[Int64s, Int64s]]:
+        """The pairs that fulfil the condition, as places."""
+        if self._condition is None:
+            yield found
+            return
+        for own, other in self._bounded(left, right, *found):
+            of_keys = _picked(keys, left.key_index[own])
+            holds = self._condition.holds([*of_keys, *_paired(left, right, own, other)])
+            yield own[holds], other[holds]
+
+    def _bounded(self, left: SideRows, right: SideRows, own: Int64s, other: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+        """Pairs in parts of bounded bytes."""
+        ends = np.concatenate(([0], np.cumsum(left.sizes[own] + right.sizes[other])))
+        for start, end in stretches(ends, self._states[LEFT].budget.slice_bytes):
+            yield own[start:end], other[start:end]
 
     def _unmatched(self, place: int, rows: SideRows, keys: Columns) -> Iterator[pa.RecordBatch]:
         """The rows themselves, if the join returns rows of their side that match none."""
@@ -345,3 +385,13 @@ class IntervalJoin(JoinOperator):
             yield from self._with_nulls(place, rows, keys)
         elif len(rows):
             yield self._made(rows.key_index, rows.columns, keys)
+
+
+def _paired(left: SideRows, right: SideRows, own: Int64s, other: Int64s) -> Columns:
+    """The columns of pairs, but for the grouping columns."""
+    return [*_picked(left.columns, own), *_picked(right.columns, other)]
+
+
+def _picked(columns: Columns, places: Int64s) -> Columns:
+    picked = pa.array(places)
+    return [column.take(picked) for column in columns]

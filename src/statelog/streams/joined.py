@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -38,9 +39,11 @@ class JoinedSides:
     """The method that the user called, for messages."""
     suffixes: Sequence[str]
 
-    def by_interval(self, lower: Duration, upper: Duration, how: str, timeout: Duration | None) -> DataFrame:
+    def by_interval(
+        self, lower: Duration, upper: Duration, how: str, timeout: Duration | None, condition: pc.Expression | None
+    ) -> DataFrame:
         """The output of an interval join; raises ConfigurationError if its parts do not fit each other."""
-        return self._apply(lambda sides: IntervalDefinition(sides, lower, upper, how, timeout).plan())
+        return self._apply(lambda sides: IntervalDefinition(sides, lower, upper, how, timeout, condition).plan())
 
     def as_of(self, tolerance: Duration | None, how: str, wait: bool) -> DataFrame:
         """The output of an as-of join; raises ConfigurationError if its parts do not fit each other."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
@@ -350,6 +351,7 @@ class KeyedStream:
         lower: Duration,
         upper: Duration,
         how: str = "inner",
+        condition: pc.Expression | None = None,
         timeout: Duration | None = None,
         suffixes: Sequence[str] = ("_left", "_right"),
     ) -> DataFrame:
@@ -369,6 +371,9 @@ class KeyedStream:
             The rows that are returned: pairs; with them, the rows without a match of the left side, of the right side
             or of both; or only the left rows with a match ("semi"), or without one ("anti"). A row without a match is
             returned when the watermark has passed its interval.
+        condition : pyarrow.compute.Expression, optional
+            What a pair must fulfil besides, by its output columns: ``pc.field("euro") >= pc.field("price")``. A pair
+            for which it is false or null is no match.
         timeout : int, timedelta or str, optional
             How long in processing time a row without a match waits: milliseconds, a timedelta, or words such as "15
             minutes". Then it is returned before the watermark has passed its interval, and matches no row that comes
@@ -391,7 +396,7 @@ class KeyedStream:
         --------
         >>> orders.join_interval(payments, lower=0, upper="10 minutes", how="left")  # doctest: +SKIP
         """
-        return self._joined(right, "join_interval", suffixes).by_interval(lower, upper, how, timeout)
+        return self._joined(right, "join_interval", suffixes).by_interval(lower, upper, how, timeout, condition)
 
     def join_asof(
         self,
