@@ -17,7 +17,7 @@ from statelog.convert.types import arrow_type
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.numbers import Duration
 from statelog.operators.keyed.column_caller import DueTimers
-from statelog.operators.keyed.columns import EntryColumns, TimerColumns, ValueColumns
+from statelog.operators.keyed.columns import Entries, EntryColumns, TimerColumns, ValueColumns
 from statelog.operators.keyed.indexing import IndexedRows, Int64s
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor
@@ -163,7 +163,9 @@ class _EntryState:
 
     def entries(self) -> ArrowEntries:
         """The elements or entries of all keys, by key; those of a list in their order."""
-        found = self._state.read()
+        return self._shown(self._state.read())
+
+    def _shown(self, found: Entries) -> ArrowEntries:
         map_keys = None
         if self._entry_schema is not None:
             map_keys = pa.RecordBatch.from_arrays(self._state.map_keys(found.entries), schema=self._entry_schema)
@@ -194,6 +196,15 @@ class ArrowListState(_EntryState):
 
 class ArrowMapState(_EntryState):
     """A map of rows per key."""
+
+    def range(self, first: Sequence[Any] | None = None, end: Sequence[Any] | None = None) -> ArrowEntries:
+        """The entries of all keys from one map key up to, not including, another, in order of key and map key.
+
+        A bound is a tuple, and may have only the first fields of a map key; None is no bound. Of keys with many entries
+        no others are read. Raises ProcessorError if a value does not fit its field, or if map keys have fields of types
+        without an order here, such as text.
+        """
+        return self._shown(self._state.between(first, end))
 
     def put(self, key_index: Sequence[int] | Int64s, map_keys: Values, values: Values) -> None:
         """Put an entry for each position in `key_index`; raises like :meth:`ArrowValueState.put`."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, ProcessorError
 from statelog.runs.byte_slices import is_variable
 from statelog.runs.key_columns import can_decode, decode_columns, encode_column, is_time, joined_by_row
 from statelog.runs.values import MISFITS, RowCodec
@@ -26,6 +26,8 @@ _CACHE_LIMIT: Final = 100_000
 _INT_STRUCTS: Final = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I"), 8: struct.Struct(">Q")}
 _FLOAT_STRUCTS: Final = {4: struct.Struct(">f"), 8: struct.Struct(">d")}
 _LENGTH: Final = struct.Struct(">I")
+_AFTER_ALL: Final = b"\x02"
+"""All keys are before it: they begin with a byte that is 0 or 1."""
 
 _Encode = Callable[[Any], bytes]
 _Decode = Callable[[bytes, int], tuple[Any, int]]
@@ -143,9 +145,37 @@ class MapKeyCodec:
         except (struct.error, *MISFITS) as error:
             raise self._codec.misfit(row, error) from error
 
+    def bounds(self, first: Any, end: Any) -> tuple[bytes, bytes]:
+        """The entry keys between which those of a range of map keys are, the second one not included.
+
+        A bound may have only the first fields of a map key; None is no bound. ProcessorError if a value does not fit
+        its field, or if the fields have types whose entry keys are in another order.
+        """
+        for field in self._codec.schema:
+            if not _is_ordered(field.type):
+                raise ProcessorError(
+                    f"{self._codec.subject}: field '{field.name}' has type {field.type}, of which there are no ranges.",
+                    kind=ErrorKind.STATE_USAGE,
+                    hint="Ranges need map keys of whole numbers, decimals, dates, times or booleans only.",
+                )
+        return b"" if first is None else self._bound(first), _AFTER_ALL if end is None else self._bound(end)
+
+    def _bound(self, key: Any) -> bytes:
+        count = len(key) if isinstance(key, (tuple, list)) else 1
+        if 0 < count < len(self._codec.fields):
+            return MapKeyCodec(RowCodec(self._codec.fields[:count], self._codec.subject)).encode(key)
+        return self.encode(key)
+
     def decode(self, entry: bytes) -> tuple[Any, ...]:
         """The map key of an entry key."""
         return self._codec.from_storage(self._keys.decode(entry))
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    """Whether the bytes of keys of a type are in the order of the keys; null is before all."""
+    return bool(
+        pa.types.is_signed_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal128(kind) or is_time(kind)
+    )
 
 
 def _is_supported(kind: pa.DataType, *, with_maps: bool) -> bool:

@@ -224,9 +224,26 @@ class MapState(_CollectionState):
         entry = self._keys.encode(key)
         self._writes[self._require()].puts[entry] = None
 
+    def removeRange(self, first: Row | None = None, end: Row | None = None) -> None:
+        """Remove the map keys of a :meth:`range`."""
+        puts = self._writes[self._require()].puts
+        for entry, _ in list(self._between(first, end)):
+            puts[entry] = None
+
     def clear(self) -> None:
         """Remove all map keys."""
         self._writes[self._require()] = _MapWrites(is_cleared=True)
+
+    def range(self, first: Row | None = None, end: Row | None = None) -> Iterator[tuple[Row, Row]]:
+        """Pairs in order of their map keys, from one map key up to, not including, another, as they are now.
+
+        A bound may have only the first fields of a map key; None is no bound. Of a map with many entries no others are
+        read. ProcessorError if the map keys have fields of types without an order here, such as text.
+        """
+        found = self._between(first, end)
+        if self._renews:
+            found = self._renewed(self._writes[self._require()].puts, found)
+        return ((self._keys.decode(entry), row) for entry, row in found)
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """Pairs of map key and value, as they are now; later changes do not show."""
@@ -248,6 +265,36 @@ class MapState(_CollectionState):
         if isinstance(pages, dict):
             return iter([self._codec.copied(row) for row in pages.values()])
         return (row for _, row in pages)
+
+    def _between(self, first: Row | None, end: Row | None) -> Iterator[tuple[bytes, Row]]:
+        """The entries of a range in order, as they are after the writes so far; their values are copies."""
+        position = self._require()
+        low, high = self._keys.bounds(first, end)
+        writes = self._writes.get(position)
+        written = {} if writes is None else writes.puts
+        puts = sorted((entry, row) for entry, row in written.items() if low <= entry < high)
+        is_cleared = writes is not None and writes.is_cleared
+        return self._merged(iter([]) if is_cleared else self._stored.between(position, low, high), puts)
+
+    def _merged(
+        self, pages: Iterator[list[tuple[bytes, Row]]], puts: list[tuple[bytes, Row | None]]
+    ) -> Iterator[tuple[bytes, Row]]:
+        for page in pages:
+            if page:
+                reached = bisect_right(puts, page[-1][0], key=itemgetter(0))
+                written, puts = dict(puts[:reached]), puts[reached:]
+                stored = [(entry, row) for entry, row in page if entry not in written]
+                yield from sorted([*stored, *self._put(written.items())], key=itemgetter(0)) if written else stored
+        yield from self._put(puts)
+
+    def _put(self, puts: Iterable[tuple[bytes, Row | None]]) -> Iterator[tuple[bytes, Row]]:
+        return ((entry, self._codec.read_held(row)) for entry, row in puts if row is not None)
+
+    @staticmethod
+    def _renewed(puts: dict[bytes, Row | None], found: Iterator[tuple[bytes, Row]]) -> Iterator[tuple[bytes, Row]]:
+        for entry, row in found:
+            puts.setdefault(entry, row)
+            yield entry, row
 
     def _read_all(self) -> dict[bytes, Row] | Iterator[tuple[bytes, Row]]:
         """The entries of the map or, if it is large, an iterator that reads them in pages; its values are copies."""

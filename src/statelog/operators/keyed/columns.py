@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
-from statelog.operators.keyed.cursor import KeyCursor
+from statelog.operators.keyed.cursor import ENTRIES_PER_LOOKUP, KeyCursor
 from statelog.operators.keyed.operator import StateBinding
 from statelog.runs.byte_slices import Budget, Positions
 from statelog.runs.key_columns import differs_from_previous
-from statelog.runs.keys import KeyCodec
+from statelog.runs.keys import KeyCodec, MapKeyCodec
 from statelog.runs.schema import Operation, StateDescriptor, StateKind
 from statelog.runs.times import Moment
+from statelog.tables.table import EntryRange, EntryRows
 
 Columns = list[pa.Array]
 Mask = npt.NDArray[np.bool_]
@@ -220,11 +221,28 @@ class EntryColumns(ColumnState):
         self._require()
         if self._read is None:
             self._read = self._load()
-        held = self._read
+        return self._changed(self._read, self._written)
+
+    def between(self, first: Any, end: Any) -> Entries:
+        """The entries from one map key up to, not including, another, of all keys; None is no bound.
+
+        Of keys with many entries no others are read.
+        """
+        self._require()
+        assert self._binding.entry_codec is not None
+        low, high = MapKeyCodec(self._binding.entry_codec).bounds(first, end)
+        stored = self._load_between(low, high) if self._read is None else _between(self._read, low, high)[0]
+        written = [(*_between(rows, low, high), operations) for rows, operations in self._written]
+        return self._changed(
+            stored, [(rows, operations[within]) for rows, within, operations in written if within.any()]
+        )
+
+    def _changed(self, held: Entries, written: list[tuple[Entries, npt.NDArray[np.uint8]]]) -> Entries:
+        """Stored rows as they are after some of the chunk's own changes."""
         if self._cleared is not None:
             held = held.filter(~self._cleared[held.key_index])
-        if self._written:
-            held = _newest([(held, np.full(len(held.key_index), Operation.PUT, np.uint8)), *self._written])[0]
+        if written:
+            held = _newest([(held, np.full(len(held.key_index), Operation.PUT, np.uint8)), *written])[0]
         if self._renews and len(held.key_index):
             self._written.append((held, np.full(len(held.key_index), Operation.PUT, np.uint8)))
         return held
@@ -302,26 +320,58 @@ class EntryColumns(ColumnState):
         prefix = _LIST_PREFIX.pack(place.epoch, place.batch)
         matrix = np.empty((len(ordinals), len(prefix) + 4), np.uint8)
         matrix[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-        numbers = (ordinals + (place.phase << _PHASE_SHIFT)).astype(">u4")
-        matrix[:, len(prefix) :] = numbers.view(np.uint8).reshape(-1, 4)
+        matrix[:, len(prefix) :] = (ordinals + (place.phase << _PHASE_SHIFT)).astype(">u4").view(np.uint8).reshape(-1, 4)
         return _binaries(matrix)
 
     def _load(self) -> Entries:
+        cursor = self._cursor
+        return self._opened([(None, cursor.table_of(self._state).entries(self._state, cursor.keys))])
+
+    def _load_between(self, low: bytes, high: bytes) -> Entries:
+        state, cursor, keys, budget = self._state, self._cursor, self._cursor.keys, self._cursor.budget
+        has_many = cursor.count_entries(state).entries > ENTRIES_PER_LOOKUP
+        if not has_many.any():
+            self._read = self._load()
+            return _between(self._read, low, high)[0]
+        few, table = np.flatnonzero(~has_many), cursor.table_of(state)
+        found: list[tuple[Positions | None, EntryRows]] = [(few, table.entries(state, keys.take(few)))]
+        for position in np.flatnonzero(has_many).tolist():
+            entries = table.entries_of(state, int(keys.hashes[position]), keys.keys[position].as_py())
+            wanted: EntryRange | None = EntryRange(low, high)
+            while wanted is not None:
+                page = entries.between(wanted, budget.prefetch_entries, budget.slice_bytes)
+                found.append((np.array([position]), page.rows))
+                wanted = page.rest
+        rows = _between(self._opened(found), low, high)[0]
+        return rows.take(np.argsort(rows.key_index, kind="stable"))
+
+    def _opened(self, found: list[tuple[Positions | None, EntryRows]]) -> Entries:
+        """Rows of the table that have not expired, with the positions of their keys in the chunk."""
         state, cursor = self._state, self._cursor
-        found = cursor.table_of(state).entries(state, cursor.keys)
-        size_bytes = found.entries.nbytes + found.values.nbytes
+        size_bytes = sum(rows.entries.nbytes + rows.values.nbytes for _, rows in found)
         cursor.loaded_bytes += size_bytes
         if size_bytes > _MOST_BYTES:
             raise ProcessorError(
                 f"state '{state.name}': the entries of {len(cursor.keys):,} keys take {size_bytes:,} bytes; at most"
                 f" {_MOST_BYTES:,} can be read as a whole.",
                 kind=ErrorKind.TOO_LARGE,
-                hint="Spread the entries over several keys, or clear() the state.",
+                hint="Spread the entries over several keys, read ranges of them, or clear() the state.",
             )
-        entries = pa.chunked_array(found.entries.chunks, pa.binary()).combine_chunks()
-        rows = Entries(found.positions, entries, [column.combine_chunks() for column in found.values.columns])
-        live = cursor.live_rows(state, found.expiry)
-        return rows if live is None else rows.filter(live)
+        owners = np.concatenate([rows.positions if keys is None else keys[rows.positions] for keys, rows in found])
+        entries = pa.chunked_array([chunk for _, rows in found for chunk in rows.entries.chunks], pa.binary())
+        values = pa.concat_tables([rows.values for _, rows in found])
+        expiry = pa.concat_arrays([rows.expiry for _, rows in found])
+        opened = Entries(owners, entries.combine_chunks(), [column.combine_chunks() for column in values.columns])
+        live = cursor.live_rows(state, expiry)
+        return opened if live is None else opened.filter(live)
+
+
+def _between(rows: Entries, low: bytes, high: bytes) -> tuple[Entries, Mask]:
+    """The rows between two entry keys, and which these are."""
+    is_within: Mask = pc.and_(
+        pc.greater_equal(rows.entries, pa.scalar(low, pa.binary())), pc.less(rows.entries, pa.scalar(high, pa.binary()))
+    ).to_numpy(zero_copy_only=False)
+    return (rows if is_within.all() else rows.filter(is_within)), is_within
 
 
 class TimerColumns:

@@ -17,10 +17,10 @@ from statelog.runs.byte_slices import BUDGET, Budget, Positions
 from statelog.runs.schema import StateDescriptor, TimeDomain
 from statelog.runs.times import LAST_MS, NO_TIME_MS, Moment, Ttl, expiries_ms, expiry_ms
 from statelog.runs.values import RowCodec
-from statelog.tables.table import EntryCounts, EntryRows, KeyBatch, KeyEntries, StateTable
+from statelog.tables.table import EntryCounts, EntryRange, EntryRows, KeyBatch, KeyEntries, StateTable
 
 Row = tuple[Any, ...]
-_ENTRIES_PER_LOOKUP: Final = 256
+ENTRIES_PER_LOOKUP: Final = 256
 """Fetching this many entries of a key takes some 4 times as long as looking up one."""
 _PAGES_OF_SLICE: Final = 4
 """A page has this part of the bytes that are worked on at once: its rows are Python objects."""
@@ -167,6 +167,24 @@ class EntryWindow:
         pages = self._entries_of(position).pages(limit, budget.slice_bytes // _PAGES_OF_SLICE)
         return map(self._decoded, pages)
 
+    def between(self, position: int, first: bytes, end: bytes) -> Iterator[list[tuple[bytes, Row]]]:
+        """The stored entries of a key from one entry key up to, not including, another, in order, in pages.
+
+        If the key has many, no others are read.
+        """
+        if position in self._fetched or self._counted().entries[position] <= ENTRIES_PER_LOOKUP:
+            copied = self._codec.copied
+            found = [(entry, copied(row)) for entry, row in self.of(position).items() if first <= entry < end]
+            return iter([found])
+        return self._pages_between(self._entries_of(position), EntryRange(first, end))
+
+    def _pages_between(self, entries: KeyEntries, wanted: EntryRange | None) -> Iterator[list[tuple[bytes, Row]]]:
+        budget = self._cursor.budget
+        while wanted is not None:
+            page = entries.between(wanted, budget.prefetch_entries, budget.slice_bytes // _PAGES_OF_SLICE)
+            yield self._decoded(page.rows)
+            wanted = page.rest
+
     def has_entries(self, position: int, but: Container[bytes] = ()) -> bool:
         """Whether a large key has a stored entry, other than some."""
         few = itertools.islice(self.pages(position, _FEW_ENTRIES), 1)
@@ -198,7 +216,7 @@ class EntryWindow:
             return True
         lookups = self._looked_up[1] + 1 if self._looked_up[0] == position else 1
         self._looked_up = (position, lookups)
-        return bool(lookups * _ENTRIES_PER_LOOKUP <= self._counted().entries[position])
+        return bool(lookups * ENTRIES_PER_LOOKUP <= self._counted().entries[position])
 
     def is_large(self, position: int) -> bool:
         """Whether the entries of a key are too many or too large to be fetched as a whole."""
