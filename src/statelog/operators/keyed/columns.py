@@ -224,10 +224,7 @@ class EntryColumns(ColumnState):
         return self._changed(self._read, self._written)
 
     def between(self, first: Any, end: Any) -> Entries:
-        """The entries from one map key up to, not including, another, of all keys; None is no bound.
-
-        Of keys with many entries no others are read.
-        """
+        """The entries from one map key up to another, which is not included, of all keys; None is no bound."""
         self._require()
         assert self._binding.entry_codec is not None
         low, high = MapKeyCodec(self._binding.entry_codec).bounds(first, end)
@@ -320,7 +317,8 @@ class EntryColumns(ColumnState):
         prefix = _LIST_PREFIX.pack(place.epoch, place.batch)
         matrix = np.empty((len(ordinals), len(prefix) + 4), np.uint8)
         matrix[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-        matrix[:, len(prefix) :] = (ordinals + (place.phase << _PHASE_SHIFT)).astype(">u4").view(np.uint8).reshape(-1, 4)
+        numbers = ordinals + (place.phase << _PHASE_SHIFT)
+        matrix[:, len(prefix) :] = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
         return _binaries(matrix)
 
     def _load(self) -> Entries:
