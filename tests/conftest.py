@@ -105,7 +105,6 @@ _EXTENDED = (
     "tests/reading/test_windows.py::test_the_open_windows_of_every_checkpoint[sessions-process-True]",
     "tests/reading/test_windows.py::test_the_open_windows_of_every_checkpoint[sessions-reduce-True]",
     "tests/reading/test_windows.py::test_the_open_windows_of_every_checkpoint[sliding-agg-True]",
-    "tests/s3/test_branches.py::test_a_branch_goes_on_in_another_place_until_it_needs_its_parent_no_more[other bucket-obj",
     "tests/spark/dropin/test_migrated.py::test_a_migration_that_dies_at_any_write_is_repeated[after]",
     "tests/spark/dropin/test_migrated.py::test_every_later_batch_is_the_same[event time with a delay, in pandas",
     "tests/spark/dropin/test_migrated.py::test_every_later_batch_is_the_same[event time, a batch with rows was begun]",
