@@ -237,6 +237,7 @@ CALLS: dict[StateKind, dict[str, tuple[Any, ...]]] = {
         "containsKey": ((1,),),
         "updateValue": ((1,), (1,)),
         "removeKey": ((1,),),
+        "removeRange": ((1,), (2,)),
         "clear": (),
     },
     StateKind.REDUCING: {"exists": (), "get": (), "add": ((1,),), "clear": ()},
@@ -264,9 +265,11 @@ def test_every_method_of_a_deleted_state_says_that_it_is_deleted(kind: StateKind
     for method, arguments in CALLS[kind].items():
         with pytest.raises(PySparkRuntimeError, match=r"^Error .*: \w+ state gone is not initialized: init\(\)"):
             getattr(state, method)(*arguments)
-    for method in {"get", "iterator", "keys", "values"} - CALLS[kind].keys():
+    for method in {"get", "iterator", "keys", "values", "range"} - CALLS[kind].keys():
         if hasattr(HANDLES[kind], method):
             assert list(getattr(state, method)()) == [], "as on Spark"
+    if kind is StateKind.MAP:
+        assert list(state.range((1,), end=(2,))) == []  # type: ignore[attr-defined]  # set for the kind
     own = {name for name in dir(HANDLES[kind]) if not name.startswith("_")} - {"open", "flush", "used_as"}
     assert own <= {name for name in dir(state) if not name.startswith("_")}
 

@@ -100,6 +100,7 @@ _CALLS: Final[dict[StateKind, dict[str, str]]] = {
         "containsKey": "Error checking if map state contains key",
         "updateValue": "Error updating map state value",
         "removeKey": "Error removing key from map state",
+        "removeRange": "Error removing key from map state",
         "clear": "Error clearing map state",
     },
     StateKind.REDUCING: _OF_VALUE | {"add": _UPDATE},
@@ -107,7 +108,7 @@ _CALLS: Final[dict[StateKind, dict[str, str]]] = {
 }
 _ITERATORS: Final[dict[StateKind, tuple[str, ...]]] = {
     StateKind.LIST: ("get",),
-    StateKind.MAP: ("iterator", "keys", "values"),
+    StateKind.MAP: ("iterator", "keys", "values", "range"),
 }
 
 
@@ -122,7 +123,7 @@ class DeletedState:
         for method, told in _CALLS[kind].items():
             setattr(self, method, _failing(f"{told}: {reason}"))
         for method in _ITERATORS.get(kind, ()):
-            setattr(self, method, lambda: iter(()))
+            setattr(self, method, lambda *_bounds, **_named: iter(()))
 
     def bind(self, function: object) -> None:
         """Accept the function of a reducing or aggregating state, which is never called."""
