@@ -32,7 +32,7 @@ _ENVIRONMENTS: Final = _ROOT / ".venv" / "peers"
 _ENVIRONMENT_OF: Final = {BYTEWAX: "bytewax", PATHWAY: "pathway", PYFLINK: "pyflink", PYFLINK_SQL: "pyflink"}
 _POLL_S: Final = 0.1
 _SETTLED_S: Final = 10
-_SILENCE_S: Final = 180
+_SILENCE_S: Final = 900
 """A program that has written nothing for so long hangs, or has nothing to do."""
 
 
