@@ -103,6 +103,7 @@ def _measure(place: Path, lines: Lines, program: Program) -> dict[str, Any]:
         "restart_s": second.samples[0].s,
         "second_life_s": second.samples[-1].s,
         **dataclasses.asdict(verdict),
+        "samples": [dataclasses.astuple(each) for each in first.samples],
     }
     click.echo(f"    {measured['rows_per_cpu_s']:,.0f} rows per second of CPU time", err=True)
     return measured

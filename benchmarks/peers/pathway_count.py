@@ -6,7 +6,7 @@ import pathway as pw
 
 source, output, checkpoint, checkpoint_s = sys.argv[1:]
 
-lines = pw.io.plaintext.read(source, mode="streaming", name="lines")
+lines = pw.io.plaintext.read(source, mode="streaming", name="lines", max_backlog_size=1_000_000)
 counts = lines.groupby(pw.this.data).reduce(pw.this.data, n=pw.reducers.count())
 pw.io.csv.write(counts, f"{output}/counts.csv")
 pw.run(
@@ -14,6 +14,5 @@ pw.run(
     persistence_config=pw.persistence.Config(
         pw.persistence.Backend.filesystem(checkpoint),
         snapshot_interval_ms=round(float(checkpoint_s) * 1000),
-        persistence_mode=pw.PersistenceMode.OPERATOR_PERSISTING,
     ),
 )
