@@ -14,7 +14,7 @@ import click
 
 from benchmarks.frame import POSITIVE, POSSIBLE_KEYS, Result, Unavailable, alternate, option
 from benchmarks.peers.files import Counts, Lines, Verdict, covered_rows
-from benchmarks.peers.programs import BYTEWAX, PEERS, PYFLINK, ROWS, SIDES, Program, Sample, live, program_of
+from benchmarks.peers.programs import BYTEWAX, PEERS, ROWS, SIDES, SLOW, Program, Sample, live, program_of
 from benchmarks.restarts import fresh
 from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, ZIPF
 
@@ -27,7 +27,7 @@ _MEDIANS: Final = ("rows_per_s", "rows_per_cpu_s", "restart_s")
 @dataclass(frozen=True)
 class Settings:
     rows: int = option(8_000_000, "Of the input.")
-    slow_rows: int = option(800_000, f"Of the input of {PYFLINK}.")
+    slow_rows: int = option(800_000, f"Of the input of {' and '.join(SLOW)}.")
     keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
     skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     sides: tuple[str, ...] = option(SIDES, "May be repeated.", click.Choice(SIDES))
@@ -55,7 +55,7 @@ def run(settings: Settings, place: Path) -> Result:
     all_lines.write(place / "input")
     fewer_lines = all_lines.first(settings.slow_rows)
     runs = {
-        each.side: partial(_measure, place, fewer_lines if each.side == PYFLINK else all_lines, each)
+        each.side: partial(_measure, place, fewer_lines if each.side in SLOW else all_lines, each)
         for each in programs
         if each.is_installed
     }

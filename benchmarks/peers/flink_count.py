@@ -8,7 +8,7 @@ from typing import Any
 from pyflink.common import Configuration, Types, WatermarkStrategy
 from pyflink.common.serialization import Encoder
 from pyflink.datastream import DataStream, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
-from pyflink.datastream.connectors.file_system import FileSink, FileSource, RollingPolicy, StreamFormat
+from pyflink.datastream.connectors.file_system import BucketAssigner, FileSink, FileSource, RollingPolicy, StreamFormat
 from pyflink.datastream.state import ValueStateDescriptor
 from pyflink.table import StreamTableEnvironment
 
@@ -39,6 +39,10 @@ def count_in_sql(environment: StreamExecutionEnvironment, lines: DataStream) -> 
 def configuration(checkpoint: Path, parallelism: str, checkpoint_s: str) -> Configuration:
     settings = {
         "parallelism.default": parallelism,
+        "python.client.executable": sys.executable,
+        "python.executable": sys.executable,
+        "python.execution-mode": "thread",  # in the JVM's process: the other mode asks the JVM for each key's state
+        "restart-strategy.type": "none",
         "execution.checkpointing.interval": f"{float(checkpoint_s) * 1000:.0f} ms",
         "execution.checkpointing.dir": checkpoint.as_uri(),
         "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
@@ -64,9 +68,12 @@ def main() -> None:
     files = FileSource.for_record_stream_format(StreamFormat.text_line_format(), source).build()
     lines = environment.from_source(files, WatermarkStrategy.no_watermarks(), "lines", Types.STRING())
     counts = count_in_sql(environment, lines) if kind == "sql" else count_in_python(lines)
-    # Other policies continue a file of the killed process.
-    sink = FileSink.for_row_format(output, Encoder.simple_string_encoder())
-    counts.sink_to(sink.with_rolling_policy(RollingPolicy.on_checkpoint_rolling_policy()).build())
+    # A sink that is restored continues its files in the folders (Flink's buckets) that it had, unless they have new names.
+    parent, name = Path(output).parent, Path(output).name
+    sink = FileSink.for_row_format(str(parent), Encoder.simple_string_encoder())
+    sink.with_bucket_assigner(BucketAssigner.date_time_bucket_assigner(f"'{name}'"))
+    sink.with_rolling_policy(RollingPolicy.on_checkpoint_rolling_policy())
+    counts.sink_to(sink.build())
     environment.execute("count")
 
 

@@ -24,6 +24,8 @@ PATHWAY: Final = "Pathway"
 PYFLINK: Final = "PyFlink, Python state"
 PYFLINK_SQL: Final = "PyFlink, SQL"
 SIDES: Final = (ROWS, AGGREGATE, GROUP_BY, BYTEWAX, PATHWAY, PYFLINK_SQL, PYFLINK)
+SLOW: Final = (BYTEWAX, PYFLINK)
+"""Their input is shorter."""
 PEERS: Final = frozenset({BYTEWAX, PATHWAY, PYFLINK_SQL, PYFLINK})
 """They have environments of their own."""
 
@@ -87,11 +89,13 @@ def program_of(side: str, parallelism: int, files_per_batch: int, checkpoint_s: 
             numbers_per_line=4,
             settled_s=_SETTLED_S,
         )
+    # Python within the JVM looks for packages there, not where the interpreter of the environment does.
+    packages = next((_ENVIRONMENTS / _ENVIRONMENT_OF[side]).glob("lib/python*/site-packages"), None)
     return Program(
         side=side,
         command=[*command("flink_count.py"), "sql" if side == PYFLINK_SQL else "python"],
         arguments=[subtasks, interval_s],
-        environment=own,
+        environment={"PYTHONPATH": packages and str(packages)},
     )
 
 
