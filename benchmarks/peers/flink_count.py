@@ -68,7 +68,7 @@ def main() -> None:
     files = FileSource.for_record_stream_format(StreamFormat.text_line_format(), source).build()
     lines = environment.from_source(files, WatermarkStrategy.no_watermarks(), "lines", Types.STRING())
     counts = count_in_sql(environment, lines) if kind == "sql" else count_in_python(lines)
-    # A sink that is restored continues its files in the folders (Flink's buckets) that it had, unless they have new names.
+    # A restored sink goes on in the folders (its buckets) that it had before, unless the name is new.
     parent, name = Path(output).parent, Path(output).name
     sink = FileSink.for_row_format(str(parent), Encoder.simple_string_encoder())
     sink.with_bucket_assigner(BucketAssigner.date_time_bucket_assigner(f"'{name}'"))

@@ -6,6 +6,7 @@ import pathway as pw
 
 source, output, checkpoint, checkpoint_s = sys.argv[1:]
 
+# Without a limit all files that are there at the start are one step of the computation.
 lines = pw.io.plaintext.read(source, mode="streaming", name="lines", max_backlog_size=1_000_000)
 counts = lines.groupby(pw.this.data).reduce(pw.this.data, n=pw.reducers.count())
 pw.io.csv.write(counts, f"{output}/counts.csv")

@@ -90,12 +90,12 @@ def program_of(side: str, parallelism: int, files_per_batch: int, checkpoint_s: 
             settled_s=_SETTLED_S,
         )
     # Python within the JVM looks for packages there, not where the interpreter of the environment does.
-    packages = next((_ENVIRONMENTS / _ENVIRONMENT_OF[side]).glob("lib/python*/site-packages"), None)
+    packages = map(str, (_ENVIRONMENTS / _ENVIRONMENT_OF[side]).glob("lib/python*/site-packages"))
     return Program(
         side=side,
         command=[*command("flink_count.py"), "sql" if side == PYFLINK_SQL else "python"],
         arguments=[subtasks, interval_s],
-        environment={"PYTHONPATH": packages and str(packages)},
+        environment={"PYTHONPATH": next(packages, None)},
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import peers
-from benchmarks.frame import Unavailable
+from benchmarks.frame import Result, Unavailable
 from benchmarks.peers import Settings, rates, table_row
 from benchmarks.peers.files import Counts, Lines, Verdict, covered_rows
 from benchmarks.peers.programs import BYTEWAX, PYFLINK, Program, Sample
@@ -204,7 +204,7 @@ class TestRun:
         flaw: str = "none",
         side: str = PYFLINK,
         pause_s: float = 0.2,
-    ) -> peers.Result:
+    ) -> Result:
         def program_of(name: str, parallelism: int, files_per_batch: int, checkpoint_s: float) -> Program:
             command = [sys.executable if name == side else "/missing/python", "-c", COUNTING]
             return Program(
