@@ -125,7 +125,8 @@ def rates(samples: Sequence[Sample], warm_up_rows: float) -> dict[str, float]:
 
 def _figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     medians = {name: statistics.median(each[name] for each in rounds) for name in _MEDIANS}
-    return {**rounds[-1], **medians, "by_round": list(rounds)}
+    last = {name: value for name, value in rounds[-1].items() if name != "samples"}
+    return {**last, **medians, "by_round": list(rounds)}
 
 
 def table_row(side: str, figures: dict[str, Any]) -> dict[str, str]:
