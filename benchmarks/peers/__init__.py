@@ -38,7 +38,7 @@ class Settings:
 
 
 QUICK: Final = [
-    Settings(rows=400_000, keys=10_000, skew=ZIPF, sides=(ROWS, BYTEWAX), rows_per_batch=20_000, checkpoint_s=1.0)
+    Settings(rows=400_000, keys=10_000, skew=ZIPF, sides=(ROWS, BYTEWAX), rows_per_batch=20_000, checkpoint_s=0.2)
 ]
 
 
