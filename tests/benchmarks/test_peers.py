@@ -239,7 +239,7 @@ class TestRun:
             self.run(monkeypatch, tmp_path, flaw)
 
     def test_a_start_from_nothing_is_no_restart(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        with pytest.raises(click.ClickException, match="had no checkpoint when it was killed"):
+        with pytest.raises(click.ClickException, match="had no recent checkpoint when it was killed"):
             self.run(monkeypatch, tmp_path, "makes no checkpoint")
 
     def test_a_program_that_is_too_fast_is_reported(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
