@@ -20,6 +20,7 @@ from benchmarks import (
     latency,
     memory,
     money,
+    peers,
     reading,
     recovery,
     state,
@@ -54,6 +55,7 @@ BENCHMARKS: Final = [
     value_state,
     window,
     money,
+    peers,
 ]
 
 main = command_line(BENCHMARKS)

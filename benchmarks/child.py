@@ -65,13 +65,7 @@ def kill_child_when(
             if time.monotonic() > end_s:
                 raise click.ClickException(f"{_name(call)} was not to be killed after {timeout_s:.0f} s")
             time.sleep(_POLL_S)
-        # Spark's Python workers have a process group of their own, but all are in the child's session.
-        while members := processes_of(child.pid):
-            for process in members:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            child.poll()
-            time.sleep(_POLL_S)
+        kill_session(child)
 
 
 @contextmanager
@@ -102,12 +96,28 @@ def _child(call: partial[Any], directory: Path, environment: Mapping[str, str]) 
 
 
 def _failed(call: partial[Any], code: int, directory: Path) -> click.ClickException:
-    tail = "\n".join((directory / _LOG).read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
-    return click.ClickException(f"{_name(call)} failed with exit code {code}; the end of its output:\n{tail}")
+    return failure(_name(call), code, directory / _LOG)
+
+
+def failure(name: str, code: int, log: Path) -> click.ClickException:
+    """The failure of a child, with the end of its output."""
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
+    return click.ClickException(f"{name} failed with exit code {code}; the end of its output:\n{tail}")
 
 
 def _name(call: partial[Any]) -> str:
     return f"{call.func.__module__}:{call.func.__qualname__}"
+
+
+def kill_session(child: subprocess.Popen[bytes]) -> None:
+    """Kill a child that has a session of its own, with all its descendants; Linux only."""
+    # Spark's Python workers have a process group of their own, but all are in the child's session.
+    while members := processes_of(child.pid):
+        for process in members:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        child.poll()
+        time.sleep(_POLL_S)
 
 
 def processes_of(session: int) -> list[int]:
