@@ -1,6 +1,6 @@
 """The driver's program: runs the query until a file says stop, and starts it again when it fails.
 
-What happens is written into its folder: failures as lines of JSON, the hosts of executors now and then, and each batch's
+What happens is written into its folder: failures as lines of JSON, the hosts of the executors now and then, and each
 output. Its exit code is 0 after a stop, and 3 after an error that a start does not help against.
 """
 

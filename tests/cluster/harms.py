@@ -19,7 +19,7 @@ from tests.cluster.spark_hosts import (
 
 OUTAGE_S: Final = 1.5 * NETWORK_TIMEOUT_S
 """How long hosts do not answer: longer than Spark waits for them."""
-SHORT_S: Final = 20.0
+SHORT_S: Final = 15.0
 DELAY_S: Final = 0.05
 LOSS: Final = 0.05
 CLOCKS_APART_S: Final = 600
@@ -124,7 +124,7 @@ def _disk_lost(life: Life) -> Iterator[float]:
     yield SHORT_S
     life.cluster.stop_worker(host.name)
     host.replace_disk()
-    life.cluster.start_worker(host.name)
+    life.cluster.start_workers(host.name)
 
 
 def _workers_removed_and_added(life: Life) -> Iterator[float]:
@@ -135,7 +135,7 @@ def _workers_removed_and_added(life: Life) -> Iterator[float]:
     yield SHORT_S
     for name in leaving:
         life.cluster.stop_worker(name)
-    life.cluster.start_worker("worker-added")
+    life.cluster.start_workers("worker-added")
     yield SHORT_S
     life.cluster.host("worker-added").switch_off()
 
@@ -157,7 +157,7 @@ def _two_drivers(life: Life) -> Iterator[float]:
 def _clocks_apart(life: Life) -> Iterator[float]:
     host = life.busy_worker()
     life.cluster.stop_worker(host.name)
-    life.cluster.start_worker(host.name, CLOCKS_APART_S // 2)
+    life.cluster.start_workers(host.name, clock_ahead_s=CLOCKS_APART_S // 2)
     life.clock_ahead_s = -CLOCKS_APART_S // 2
     life.driver.host.kill(DRIVER_PROGRAM)
     yield SHORT_S

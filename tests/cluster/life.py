@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tests.cluster.hosts import Host, wait_until
-from tests.cluster.spark_hosts import CALLS, EXECUTORS, WORKER, WORKERS, Driver, SparkHosts
+from tests.cluster.spark_hosts import CALLS, EXECUTORS, PYTHON_DAEMON, WORKER, WORKERS, Driver, SparkHosts
 from tests.cluster.totals import Answer, Model
 
 RECOVERY_S: Final = 300.0
@@ -125,9 +125,9 @@ class Life:
         hosts = self.cluster.network.hosts
         if "driver" not in hosts:
             self.cluster.network.add("driver", other_name=CALLS)
-        for name in WORKERS:
-            if name not in hosts or not hosts[name].processes(WORKER):
-                self.cluster.start_worker(name)
+        self.cluster.start_workers(
+            *[name for name in WORKERS if name not in hosts or not hosts[name].processes(WORKER)]
+        )
         self.wait_until(lambda: len(self.driver.executors) == EXECUTORS, "all executors")
         self.await_batch(time.time())
 
@@ -138,9 +138,14 @@ class Life:
         return driver
 
     def busy_worker(self) -> Host:
-        """The host with most executors."""
-        executors = self.driver.executors
-        return self.cluster.host(max(sorted(set(executors)), key=executors.count))
+        """The worker's host with most of the query's Python processes, and so with subtasks."""
+
+        def counts() -> dict[str, int]:
+            return {host.name: len(host.processes(PYTHON_DAEMON)) for host in self.cluster.workers}
+
+        self.wait_until(lambda: any(counts().values()), "a host with subtasks")
+        found = counts()
+        return self.cluster.host(max(sorted(found), key=lambda name: found[name]))
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""

@@ -21,7 +21,7 @@ from tests.s3.server import BUCKET, missing_programs
 NETWORK_TIMEOUT_S: Final = 20
 WORKERS: Final = ("worker1", "worker2", "worker3")
 EXECUTORS: Final = 3
-PARALLELISM: Final = 4
+PARALLELISM: Final = 3
 CALLS: Final = "driver-calls"
 """The address of the first driver's host at which the coordinator takes calls."""
 
@@ -124,14 +124,18 @@ class SparkHosts:
         """A host that is switched on."""
         return self.network.hosts[name]
 
-    def start_worker(self, name: str, clock_ahead_s: int = 0) -> None:
-        """Start a worker, on a new host if there is none of that name, and wait until the master has it."""
-        host = self.network.hosts.get(name) or self.network.add(name)
-        log = self._log(name)
-        before = log.read_text().count(_REGISTERED) if log.exists() else 0
-        command = ("--host", name, "--cores", str(_CORES), "--memory", _MEMORY, "--work-dir", f"{host.disk}/work")
-        self._start_class(host, WORKER, *command, "spark://master:7077", clock_ahead_s=clock_ahead_s)
-        wait_until(lambda: log.read_text().count(_REGISTERED) > before, f"{name} to register", _START_S)
+    def start_workers(self, *names: str, clock_ahead_s: int = 0) -> None:
+        """Start workers, on new hosts if there are none of these names, and wait until the master has them."""
+        before = {name: self._registrations(name) for name in names}
+        for name in names:
+            host = self.network.hosts.get(name) or self.network.add(name)
+            command = ("--host", name, "--cores", str(_CORES), "--memory", _MEMORY, "--work-dir", f"{host.disk}/work")
+            self._start_class(host, WORKER, *command, "spark://master:7077", clock_ahead_s=clock_ahead_s)
+
+        def are_registered() -> bool:
+            return all(self._registrations(name) > before[name] for name in names)
+
+        wait_until(are_registered, f"{', '.join(names)} to register", _START_S)
 
     def stop_worker(self, name: str) -> None:
         """Kill a worker and its executors."""
@@ -201,12 +205,16 @@ class SparkHosts:
         if not found.exists():
             raise RuntimeError(f"The store did not start.\n{self.ends_of_logs()}")
         self._store = json.loads(found.read_text())
-        for name in WORKERS:
-            self.start_worker(name)
+        self.start_workers(*WORKERS)
 
     def _start_class(self, host: Host, name: str, *arguments: str, clock_ahead_s: int = 0) -> None:
         command = (str(_SPARK / "bin" / "spark-class"), name, *arguments)
         host.start(*command, log=self._log(host.name), env=self._environment(host, clock_ahead_s))
+
+    def _registrations(self, name: str) -> int:
+        """How often a worker of a host has registered with the master."""
+        log = self._log(name)
+        return log.read_text().count("Successfully registered with master") if log.exists() else 0
 
     def _log(self, name: str) -> Path:
         return self.network.shared / f"{name}.log"
@@ -237,4 +245,3 @@ class SparkHosts:
 
 
 _MASTER: Final = "org.apache.spark.deploy.master.Master"
-_REGISTERED: Final = "Successfully registered with master"
