@@ -135,9 +135,9 @@ def _workers_removed_and_added(life: Life) -> Iterator[float]:
     yield SHORT_S
     for name in leaving:
         life.cluster.stop_worker(name)
-    life.cluster.start_workers("worker-added")
+    life.cluster.start_workers("worker4")
     yield SHORT_S
-    life.cluster.host("worker-added").switch_off()
+    life.cluster.host("worker4").switch_off()
 
 
 def _two_drivers(life: Life) -> Iterator[float]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Self
 
 from tests.cluster.hosts import Host, wait_until
-from tests.cluster.spark_hosts import CALLS, EXECUTORS, PYTHON_DAEMON, WORKER, WORKERS, Driver, SparkHosts
+from tests.cluster.spark_hosts import EXECUTORS, PYTHON_DAEMON, WORKER, WORKERS, Driver, SparkHosts
 from tests.cluster.totals import Answer, Model
 
 RECOVERY_S: Final = 300.0
@@ -84,6 +85,7 @@ class Life:
         self._model = Model()
         self._answers: list[Answer] = []
         self._compared: set[Path] = set()
+        self._written: dict[str, dict[int, float]] = {"offsets": {}, "commits": {}}
 
     @property
     def driver(self) -> Driver:
@@ -123,8 +125,7 @@ class Life:
     def settle(self) -> None:
         """Bring back what earlier harm has taken, and wait until all executors run and a batch is committed."""
         hosts = self.cluster.network.hosts
-        if "driver" not in hosts:
-            self.cluster.network.add("driver", other_name=CALLS)
+        self.cluster.add_driver_hosts()
         self.cluster.start_workers(
             *[name for name in WORKERS if name not in hosts or not hosts[name].processes(WORKER)]
         )
@@ -158,6 +159,8 @@ class Life:
         def look() -> bool:
             if self.driver.process.poll() is not None:
                 self.start_driver()
+            for log in self._written:
+                self._times(log)
             return is_done()
 
         try:
@@ -201,10 +204,13 @@ class Life:
         return min((commits_s[batch] for batch in begun if batch in commits_s), default=float("inf"))
 
     def _times(self, log: str) -> dict[int, float]:
-        """When each file of one of Spark's logs was written."""
-        folder = self.cluster.checkpoint / log
-        found = list(folder.iterdir()) if folder.exists() else []
-        return {int(path.name): path.stat().st_mtime for path in found if path.name.isdecimal() and path.exists()}
+        """When each file of one of Spark's logs was written; Spark deletes old ones."""
+        written, folder = self._written[log], self.cluster.checkpoint / log
+        for path in folder.iterdir() if folder.exists() else ():
+            if path.name.isdecimal():
+                with suppress(FileNotFoundError):
+                    written[int(path.name)] = path.stat().st_mtime
+        return written
 
 
 def _compare(what: str, found: object, expected: object) -> None:

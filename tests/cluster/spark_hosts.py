@@ -18,7 +18,7 @@ from tests.cluster.hosts import Host, Network, missing_for_hosts, wait_until
 from tests.jvm import jvm_options
 from tests.s3.server import BUCKET, missing_programs
 
-NETWORK_TIMEOUT_S: Final = 20
+NETWORK_TIMEOUT_S: Final = 15
 WORKERS: Final = ("worker1", "worker2", "worker3")
 EXECUTORS: Final = 3
 PARALLELISM: Final = 3
@@ -124,6 +124,12 @@ class SparkHosts:
         """A host that is switched on."""
         return self.network.hosts[name]
 
+    def add_driver_hosts(self) -> None:
+        """Switch the hosts for drivers on, unless they are."""
+        for name, calls in (("driver", CALLS), ("driver2", "")):
+            if name not in self.network.hosts:
+                self.network.add(name, other_name=calls)
+
     def start_workers(self, *names: str, clock_ahead_s: int = 0) -> None:
         """Start workers, on new hosts if there are none of these names, and wait until the master has them."""
         before = {name: self._registrations(name) for name in names}
@@ -188,9 +194,8 @@ class SparkHosts:
         self._stack.close()
 
     def _start(self) -> None:
-        for name in ("master", "driver2"):
-            self.network.add(name)
-        self.network.add("driver", other_name=CALLS)
+        self.network.add("master")
+        self.add_driver_hosts()
         store = self.network.add("store", disk_bytes=_STORE_BYTES)
         found = self.network.shared / "store.json"
         serve = (sys.executable, "-m", "tests.cluster.store", store.address, str(found))

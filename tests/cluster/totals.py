@@ -44,7 +44,9 @@ def make_query(session: SparkSession, location: str, parallelism: int) -> DataFr
         f"({_START_S} + value div {ROWS}) * 1000 - (value * {_JITTER}) % {_JITTER_MS} AS ms",
     )
     timed = rows.selectExpr("*", "timestamp_millis(ms) AS at").withWatermark("at", f"{_DELAY_MS} milliseconds")
-    keyed = statelog.key_by(timed, "k", uid=UID, location=location, parallelism=parallelism)
+    # Workers write each batch's changes to the store themselves, however few they are.
+    options = statelog.Options(inline_budget_bytes=0)
+    keyed = statelog.key_by(timed, "k", uid=UID, location=location, parallelism=parallelism, options=options)
     return keyed.transformWithState(Totals(), COLUMNS, "update", "EventTime")
 
 
