@@ -8,13 +8,13 @@ from typing import Final
 
 from tests.cluster.life import RECOVERY_S, Difference, Harm, Life
 from tests.cluster.spark_hosts import (
-    CALLS,
     DRIVER_JVM,
     DRIVER_PROGRAM,
     EXECUTOR,
     NETWORK_TIMEOUT_S,
     PYTHON_DAEMON,
     WORKER,
+    calls_name,
 )
 
 OUTAGE_S: Final = 1.5 * NETWORK_TIMEOUT_S
@@ -97,17 +97,13 @@ def _store_lost_by_a_worker(life: Life) -> Iterator[float]:
 
 
 def _calls_lost(life: Life) -> Iterator[float]:
-    """The executors' own connections to the driver go on: they use another of its addresses."""
-    if life.driver.host.name != "driver":
-        life.home = "driver"
-        life.driver.host.kill(DRIVER_PROGRAM)
-        life.settle()
-    hosts = life.cluster.workers
+    """The executors' own connections to the driver go on."""
+    hosts, calls = life.cluster.workers, calls_name(life.driver.host.name)
     for host in hosts:
-        host.drop(CALLS)
+        host.drop(calls)
     yield OUTAGE_S
     for host in hosts:
-        host.deliver(CALLS)
+        host.deliver(calls)
 
 
 def _disk_full(life: Life) -> Iterator[float]:
@@ -155,11 +151,12 @@ def _two_drivers(life: Life) -> Iterator[float]:
 
 
 def _clocks_apart(life: Life) -> Iterator[float]:
-    host = life.busy_worker()
+    host, killed = life.busy_worker(), life.driver
     life.cluster.stop_worker(host.name)
     life.cluster.start_workers(host.name, clock_ahead_s=CLOCKS_APART_S // 2)
     life.clock_ahead_s = -CLOCKS_APART_S // 2
-    life.driver.host.kill(DRIVER_PROGRAM)
+    killed.host.kill(DRIVER_PROGRAM)
+    life.wait_until(lambda: life.driver is not killed and bool(life.driver.outputs), "the driver with another clock")
     yield SHORT_S
     life.clock_ahead_s = 0
     life.driver.host.kill(DRIVER_PROGRAM)
@@ -191,10 +188,10 @@ HARMS: Final = {
     "workers-removed-and-added": Harm(
         "two workers are decommissioned, another one is added", _workers_removed_and_added
     ),
+    "clocks-apart": Harm("the clocks of Python on the driver and on a worker are 10 minutes apart", _clocks_apart),
     "two-drivers": Harm(
         "a second driver starts while the first is off the network",
         _two_drivers,
         frozenset({"newer-epoch", "concurrent-run"}),
     ),
-    "clocks-apart": Harm("the clocks of Python on the driver and on a worker are 10 minutes apart", _clocks_apart),
 }

@@ -209,7 +209,8 @@ class Host:
     def kill(self, words: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the processes whose command line has some words, of which there must be one."""
         found = self.processes(words)
-        assert found, f"nothing on {self.name} has {words!r} in its command line"
+        if not found:
+            raise RuntimeError(f"no process on {self.name} has {words!r} in its command line")
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -236,8 +237,9 @@ class Host:
 
     def switch_off(self) -> None:
         """End the host at once: the others hear nothing of it."""
-        self.cut()
-        os.kill(self._init, signal.SIGKILL)
+        self._network.on_switch("ip", "link", "set", self._port, "down", must=False)
+        with suppress(ProcessLookupError):
+            os.kill(self._init, signal.SIGKILL)
         self._process.wait()  # for the end of all its processes
         self._network.on_switch("ip", "link", "del", self._port, must=False)
         self._network.hosts.pop(self.name, None)

@@ -19,11 +19,10 @@ from tests.jvm import jvm_options
 from tests.s3.server import BUCKET, missing_programs
 
 NETWORK_TIMEOUT_S: Final = 15
+DRIVERS: Final = ("driver", "driver2")
 WORKERS: Final = ("worker1", "worker2", "worker3")
 EXECUTORS: Final = 3
 PARALLELISM: Final = 3
-CALLS: Final = "driver-calls"
-"""The address of the first driver's host at which the coordinator takes calls."""
 
 WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
@@ -56,6 +55,11 @@ _SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
 }
+
+
+def calls_name(driver: str) -> str:
+    """The name of the address at which the coordinator takes calls; Spark uses the other one of the driver's host."""
+    return f"{driver}-calls"
 
 
 def missing_for_cluster() -> str:
@@ -126,9 +130,9 @@ class SparkHosts:
 
     def add_driver_hosts(self) -> None:
         """Switch the hosts for drivers on, unless they are."""
-        for name, calls in (("driver", CALLS), ("driver2", "")):
+        for name in DRIVERS:
             if name not in self.network.hosts:
-                self.network.add(name, other_name=calls)
+                self.network.add(name, other_name=calls_name(name))
 
     def start_workers(self, *names: str, clock_ahead_s: int = 0) -> None:
         """Start workers, on new hosts if there are none of these names, and wait until the master has them."""
@@ -157,14 +161,13 @@ class SparkHosts:
         self._drivers += 1
         folder = self.network.shared / f"driver-{self._drivers}"
         folder.mkdir()
-        calls = CALLS if name == "driver" else name
         arguments = {
             "folder": str(folder),
             "master": "spark://master:7077",
             "location": self.location,
             "checkpoint": str(self.checkpoint),
             "parallelism": PARALLELISM,
-            "settings": {**_SETTINGS, "spark.driver.host": name, "spark.statelog.coordinator.host": calls},
+            "settings": {**_SETTINGS, "spark.driver.host": name, "spark.statelog.coordinator.host": calls_name(name)},
         }
         process = host.start(
             *(sys.executable, "-m", DRIVER_PROGRAM, json.dumps(arguments)),

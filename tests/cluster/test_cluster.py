@@ -32,4 +32,5 @@ def life() -> Iterator[Life]:
 def test_a_query_goes_on_and_is_exact(life: Life, name: str) -> None:
     harm = HARMS[name]
     outcome = life.suffer(harm)
+    print(name, outcome)
     assert set(outcome.errors) <= harm.errors, outcome
