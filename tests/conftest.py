@@ -49,6 +49,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", _jvm_options())
 _SLOW = (
     "tests/azure",
     "tests/benchmarks",
+    "tests/cluster",
     "tests/conversions",
     "tests/docs",
     "tests/examples",
@@ -191,6 +192,7 @@ _LONGEST = (
     "tests/spark/",
     "tests/kafka/",
     "tests/hdfs/",
+    "tests/cluster/",
     "tests/examples/",
     "tests/docs/",
     "tests/model/",

@@ -18,7 +18,19 @@ ROOT = {
 }
 
 ACROSS = {
-    *("azure", "benchmarks", "compat", "contract", "conversions", "core", "docs", "examples", "hdfs", "kafka"),
+    *(
+        "azure",
+        "benchmarks",
+        "cluster",
+        "compat",
+        "contract",
+        "conversions",
+        "core",
+        "docs",
+        "examples",
+        "hdfs",
+        "kafka",
+    ),
     *("layout", "model", "mutation", "packaging", "s3", "soak"),
 }
 """Folders of tests that are not of one package; `core` is of the modules beside the packages."""

@@ -57,7 +57,7 @@ osd_objectstore = memstore
 memstore_device_bytes = {memory_bytes}
 [client]
 objecter_tick_interval = 0.5
-rgw_frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
+rgw_frontends = beast endpoint={host}:{port} tcp_nodelay=1
 rgw_data = {directory}/rgw
 rgw_thread_pool_size = 64
 rgw_run_sync_thread = false
@@ -75,23 +75,26 @@ def missing_programs() -> list[str]:
 
 
 class RadosGateway(LocalServer):
-    """An S3 server on loopback, whose data is gone when it stops.
+    """An S3 server, whose data is gone when it stops.
 
     Parameters
     ----------
     memory_bytes : int
         How much it can hold. What is deleted is freed some seconds later.
+    host : str
+        The address at which it listens; by default loopback's.
     """
 
-    def __init__(self, memory_bytes: int = 4 << 30) -> None:
+    def __init__(self, memory_bytes: int = 4 << 30, *, host: str = "127.0.0.1") -> None:
         super().__init__("s3-server")
         self._memory_bytes = memory_bytes
+        self._host = host
         self._monitor_port, self._port = free_ports(2)
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -128,6 +131,7 @@ class RadosGateway(LocalServer):
                 fsid=fsid,
                 directory=directory,
                 monitor_port=self._monitor_port,
+                host=self._host,
                 port=self._port,
                 memory_bytes=self._memory_bytes,
             )
@@ -141,14 +145,14 @@ class RadosGateway(LocalServer):
         self._run("monmaptool", "--create", "--addv", "a", monitor, "--fsid", str(fsid), "monmap")
         self._run("ceph-mon", "-i", "a", "--mkfs", "--monmap", "monmap", "--keyring", "keyring")
         self._launch("ceph-mon", "-f", "-i", "a")
-        self._wait_for(self._monitor_port)
+        self._wait_for("127.0.0.1", self._monitor_port)
         self._run("ceph", "osd", "new", str(osd))
         self._run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", str(osd))
         self._launch("ceph-osd", "-f", "-i", "0")
         keys = ("--access-key", _ACCESS_KEY, "--secret-key", _SECRET_KEY)
         self._run("radosgw-admin", "user", "create", "--uid", "test", "--display-name", "test", *keys)
         self._launch("radosgw", "-f", "-n", "client.admin")
-        self._wait_for(self._port)
+        self._wait_for(self._host, self._port)
 
     def _run(self, *command: str) -> None:
         done = subprocess.run(
@@ -161,12 +165,12 @@ class RadosGateway(LocalServer):
         with open(self.directory / "output.log", "ab") as output:
             self._spawn(*command, cwd=self.directory, env=self._own_environment(), stdout=output, stderr=output)
 
-    def _wait_for(self, port: int) -> None:
+    def _wait_for(self, host: str, port: int) -> None:
         """Wait until a process takes connections there; clients of Ceph that come too early wait for seconds."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self.is_running:
             with suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+                socket.create_connection((host, port), timeout=1.0).close()
                 return
             time.sleep(0.02)
         raise RuntimeError(f"The S3 server did not start.\n{self._logs()}")
