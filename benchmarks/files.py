@@ -28,7 +28,7 @@ class Settings:
     rows_per_batch: int = option(5_000, "Rows of a batch.")
     words: int = option(5_000, "Number of possible words.", POSSIBLE_KEYS)
     skew: str = option(UNIFORM, "How often rows have each word.", SKEWS)
-    batches: int = option(400, "Checkpoints.", click.IntRange(40))
+    batches: int = option(300, "Checkpoints.", click.IntRange(40))
     materialization_s: float = option(10.0, "How often state is materialized, after which the log is cut.", POSITIVE)
     parallelism: int = option(4, "Subtasks and state partitions.")
 
