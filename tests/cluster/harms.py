@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from typing import Final
 
+from tests.cluster.hosts import Host
 from tests.cluster.life import RECOVERY_S, Difference, Harm, Life
 from tests.cluster.spark_hosts import (
     DRIVER_JVM,
@@ -79,16 +80,15 @@ def _host_lost(life: Life) -> Iterator[float]:
 
 
 def _store_lost_by_the_driver(life: Life) -> Iterator[float]:
-    host, store = life.driver.host, life.cluster.host("store")
-    host.drop("store")
-    store.drop(host.name)
-    yield SHORT_S
-    host.deliver("store")
-    store.deliver(host.name)
+    yield from _store_lost(life, life.driver.host)
 
 
 def _store_lost_by_a_worker(life: Life) -> Iterator[float]:
-    host, store = life.busy_worker(), life.cluster.host("store")
+    yield from _store_lost(life, life.busy_worker())
+
+
+def _store_lost(life: Life, host: Host) -> Iterator[float]:
+    store = life.cluster.host("store")
     host.drop("store")
     store.drop(host.name)
     yield SHORT_S

@@ -51,7 +51,7 @@ echo ready
 exec env --ignore-signal=CHLD sleep infinity
 """
 
-# An address of hardware that no host has: the switch hands such packets to everyone, and nobody takes them.
+# An unused MAC address: the bridge floods frames sent to it, and every host discards them.
 _NOBODY: Final = "02:00:00:00:00:01"
 
 

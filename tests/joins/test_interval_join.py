@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import statelog
-from statelog import ConfigurationError
+from statelog import ConfigurationError, ProcessorError
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
@@ -157,6 +157,15 @@ def test_rows_that_wait_are_joined_by_a_new_condition() -> None:
         assert _push(harness, "left", (B, "a", 103, 6), (A, "a", 104, 7)) == [(3, 6), (5, 6)]
         assert _push(harness, "left", (A, "z", 1000, 8), (B, "z", 1001, 9)) == [(8, 9)]
         assert _push(harness, "left") == [(7, None)]
+
+
+def test_a_condition_that_fails_for_a_pair_is_named() -> None:
+    condition = pc.divide(pc.field("n_left"), pc.field("n_right")) > 1
+    with (
+        join_harness(join_plan("left", 0, 10, condition=condition)) as harness,
+        pytest.raises(ProcessorError, match=r"join_interval: condition .*divide.* failed for a pair: divide by zero"),
+    ):
+        _push(harness, "left", (A, "a", 100, 1), (B, "a", 101, 0))
 
 
 @pytest.mark.parametrize(("before", "after"), [("inner", "left"), ("left", "full"), ("semi", "anti")])

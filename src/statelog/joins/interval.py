@@ -14,6 +14,7 @@ from pyarrow import acero
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from statelog.convert.codecs import ColumnCodecs
+from statelog.errors import ProcessorError
 from statelog.joins.pairs import Interval, SideRows, joined_ranges, pairs
 from statelog.joins.sides import LEFT, RIGHT, JoinOperator, JoinShape, Side, parts_of
 from statelog.operators.keyed.column_caller import DueTimers
@@ -79,7 +80,7 @@ class IntervalSide(Side):
 
 @dataclass(frozen=True)
 class Condition:
-    """What pairs must fulfil besides; picklable."""
+    """A further condition on pairs; picklable."""
 
     expression: pc.Expression
     names: Sequence[str]
@@ -365,7 +366,13 @@ class IntervalJoin(JoinOperator):
             return
         for own, other in self._bounded(left, right, *found):
             of_keys = _picked(keys, left.key_index[own])
-            holds = self._condition.holds([*of_keys, *_paired(left, right, own, other)])
+            try:
+                holds = self._condition.holds([*of_keys, *_paired(left, right, own, other)])
+            except pa.ArrowException as error:
+                raise ProcessorError(
+                    f"join_interval: condition {self._condition.expression} failed for a pair: {error}.",
+                    hint="Change the condition; waiting rows are joined by the new one.",
+                ) from error
             yield own[holds], other[holds]
 
     def _bounded(self, left: SideRows, right: SideRows, own: Int64s, other: Int64s) -> Iterator[tuple[Int64s, Int64s]]:

@@ -124,6 +124,8 @@ class MapKeyCodec:
         self._codec = codec
         self._keys = KeyCodec(codec.schema, codec.subject)
         self._encoded: dict[tuple[Any, ...], bytes] = {}
+        self._unordered = next((field for field in codec.schema if not _is_ordered(field.type)), None)
+        self._prefixes: dict[int, MapKeyCodec] = {}
 
     def encode(self, key: Any) -> bytes:
         """The entry key of a map key; ProcessorError if a value does not fit its field."""
@@ -151,20 +153,21 @@ class MapKeyCodec:
         A bound may have only the first fields of a map key; None is no bound. ProcessorError if a value does not fit
         its field, or if the fields have types whose entry keys are in another order.
         """
-        for field in self._codec.schema:
-            if not _is_ordered(field.type):
-                raise ProcessorError(
-                    f"{self._codec.subject}: field '{field.name}' has type {field.type}, of which there are no ranges.",
-                    kind=ErrorKind.STATE_USAGE,
-                    hint="Ranges need map keys of whole numbers, decimals, dates, times or booleans only.",
-                )
+        if (field := self._unordered) is not None:
+            raise ProcessorError(
+                f"{self._codec.subject}: field '{field.name}' has type {field.type}, of which there are no ranges.",
+                kind=ErrorKind.STATE_USAGE,
+                hint="Ranges need map keys of whole numbers, decimals, dates, times or booleans only.",
+            )
         return b"" if first is None else self._bound(first), _AFTER_ALL if end is None else self._bound(end)
 
     def _bound(self, key: Any) -> bytes:
         count = len(key) if isinstance(key, (tuple, list)) else 1
-        if 0 < count < len(self._codec.fields):
-            return MapKeyCodec(RowCodec(self._codec.fields[:count], self._codec.subject)).encode(key)
-        return self.encode(key)
+        if not 0 < count < len(self._codec.fields):
+            return self.encode(key)
+        if count not in self._prefixes:
+            self._prefixes[count] = MapKeyCodec(RowCodec(self._codec.fields[:count], self._codec.subject))
+        return self._prefixes[count].encode(key)
 
     def decode(self, entry: bytes) -> tuple[Any, ...]:
         """The map key of an entry key."""

@@ -372,8 +372,8 @@ class KeyedStream:
             or of both; or only the left rows with a match ("semi"), or without one ("anti"). A row without a match is
             returned when the watermark has passed its interval.
         condition : pyarrow.compute.Expression, optional
-            What a pair must fulfil besides, by its output columns: ``pc.field("euro") >= pc.field("price")``. A pair
-            for which it is false or null is no match.
+            A further condition on a pair, over its output columns: ``pc.field("euro") >= pc.field("price")``. If it is
+            false or null, the pair is no match.
         timeout : int, timedelta or str, optional
             How long in processing time a row without a match waits: milliseconds, a timedelta, or words such as "15
             minutes". Then it is returned before the watermark has passed its interval, and matches no row that comes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -173,7 +173,16 @@ class _MapWrites:
     is_renewed: bool = False
     """Whether all stored entries are written again; small maps put theirs instead."""
     puts: dict[bytes, Row | None] = field(default_factory=dict)
-    """Held rows; None is a removed entry."""
+    """Held rows; None is a removed entry. None of the keys is ever removed."""
+    ordered: list[bytes] = field(default_factory=list)
+    """The keys of `puts` in order, but for those since the last call of :meth:`between`."""
+
+    def between(self, low: bytes, high: bytes) -> list[tuple[bytes, Row | None]]:
+        """The writes from one entry key up to, not including, another, in order."""
+        for entry in itertools.islice(reversed(self.puts), len(self.puts) - len(self.ordered)):
+            insort(self.ordered, entry)
+        found = self.ordered[bisect_left(self.ordered, low) : bisect_left(self.ordered, high)]
+        return [(entry, self.puts[entry]) for entry in found]
 
 
 class MapState(_CollectionState):
@@ -227,7 +236,7 @@ class MapState(_CollectionState):
     def removeRange(self, first: Row | None = None, end: Row | None = None) -> None:
         """Remove the map keys of a :meth:`range`."""
         puts = self._writes[self._require()].puts
-        for entry, _ in list(self._between(first, end)):
+        for entry in [entry for entry, _ in self._between(first, end)]:  # without the values, which are read in pages
             puts[entry] = None
 
     def clear(self) -> None:
@@ -271,8 +280,7 @@ class MapState(_CollectionState):
         position = self._require()
         low, high = self._keys.bounds(first, end)
         writes = self._writes.get(position)
-        written = {} if writes is None else writes.puts
-        puts = sorted((entry, row) for entry, row in written.items() if low <= entry < high)
+        puts = [] if writes is None else writes.between(low, high)
         is_cleared = writes is not None and writes.is_cleared
         return self._merged(iter([]) if is_cleared else self._stored.between(position, low, high), puts)
 

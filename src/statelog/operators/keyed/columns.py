@@ -209,6 +209,7 @@ class EntryColumns(ColumnState):
     def __init__(self, cursor: KeyCursor, binding: StateBinding) -> None:
         super().__init__(cursor, binding)
         self._map_keys = None if self._state.entry_schema is None else KeyCodec(self._state.entry_schema)
+        self._ranges = None if binding.entry_codec is None else MapKeyCodec(binding.entry_codec)
 
     def open(self) -> None:
         self._read: Entries | None = None
@@ -226,8 +227,8 @@ class EntryColumns(ColumnState):
     def between(self, first: Any, end: Any) -> Entries:
         """The entries from one map key up to another, which is not included, of all keys; None is no bound."""
         self._require()
-        assert self._binding.entry_codec is not None
-        low, high = MapKeyCodec(self._binding.entry_codec).bounds(first, end)
+        assert self._ranges is not None
+        low, high = self._ranges.bounds(first, end)
         stored = self._load_between(low, high) if self._read is None else _between(self._read, low, high)[0]
         written = [(*_between(rows, low, high), operations) for rows, operations in self._written]
         return self._changed(
@@ -353,7 +354,7 @@ class EntryColumns(ColumnState):
                 f"state '{state.name}': the entries of {len(cursor.keys):,} keys take {size_bytes:,} bytes; at most"
                 f" {_MOST_BYTES:,} can be read as a whole.",
                 kind=ErrorKind.TOO_LARGE,
-                hint="Spread the entries over several keys, read ranges of them, or clear() the state.",
+                hint="Spread the entries over several keys, read a map by range(), or clear() the state.",
             )
         owners = np.concatenate([rows.positions if keys is None else keys[rows.positions] for keys, rows in found])
         entries = pa.chunked_array([chunk for _, rows in found for chunk in rows.entries.chunks], pa.binary())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -173,10 +174,16 @@ class EntryWindow:
         If the key has many, no others are read.
         """
         if position in self._fetched or self._counted().entries[position] <= ENTRIES_PER_LOOKUP:
-            copied = self._codec.copied
-            found = [(entry, copied(row)) for entry, row in self.of(position).items() if first <= entry < end]
-            return iter([found])
+            return iter([self._fetched_between(position, first, end)])
         return self._pages_between(self._entries_of(position), EntryRange(first, end))
+
+    def _fetched_between(self, position: int, first: bytes, end: bytes) -> list[tuple[bytes, Row]]:
+        if position not in self._fetched:
+            self._fetch(position)
+        index = position - self._fetched.start
+        part = self._starts[index], self._starts[index + 1]
+        at = slice(bisect_left(self._entries, first, *part), bisect_left(self._entries, end, *part))
+        return list(zip(self._entries[at], map(self._codec.copied, self._rows[at]), strict=True))
 
     def _pages_between(self, entries: KeyEntries, wanted: EntryRange | None) -> Iterator[list[tuple[bytes, Row]]]:
         budget = self._cursor.budget
