@@ -90,8 +90,8 @@ class SparkNotes:
 
     folder: Path
     query_id: str
-    unstored: set[int] = field(default_factory=set)
-    """Committed batches whose commits are not stored."""
+    unstored: list[int] = field(default_factory=list)
+    """Committed batches, in order, whose commits are not stored yet."""
 
     def make(self) -> None:
         """Make a new checkpointLocation."""
@@ -107,29 +107,29 @@ class SparkNotes:
             path.write_text(f"v1\n{json.dumps(metadata)}\n{batch}")
 
     def commit(self, batch: int, *, is_stored: bool = True) -> None:
-        """Note that a batch is done; what is not stored, the end of the driver undoes."""
-        if not is_stored:
-            self.unstored.add(batch)
-        (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        """Note that a batch is done; a commit that is stored is so after all before it.
+
+        What is not stored, the end of the driver undoes.
+        """
+        self.unstored.append(batch)
+        while is_stored and self.unstored:
+            (self.folder / "commits" / str(self.unstored.pop(0))).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     @property
     def stored_commit(self) -> int:
         """The newest batch whose commit is stored."""
-        return max(self._committed - self.unstored, default=-1)
+        return max((int(path.name) for path in (self.folder / "commits").iterdir()), default=-1)
 
     def lose_unstored(self) -> bool:
         """Forget what is not stored, the plans of later batches with it; whether there was anything."""
-        stored, lost = self.stored_commit, max(self._committed, default=-1)
-        for name in ("commits", "offsets"):
-            for path in (self.folder / name).iterdir():
-                if int(path.name) > stored and lost > stored:
-                    path.unlink()
+        if not self.unstored:
+            return False
+        stored = self.stored_commit
+        for path in (self.folder / "offsets").iterdir():
+            if int(path.name) > stored:
+                path.unlink()
         self.unstored.clear()
-        return lost > stored
-
-    @property
-    def _committed(self) -> set[int]:
-        return {int(path.name) for path in (self.folder / "commits").iterdir()}
+        return True
 
     def time(self, batch: int) -> BatchTime:
         """The time of a batch; FencedError if it is not noted."""
@@ -141,7 +141,7 @@ class SparkNotes:
     @property
     def next_batch(self) -> int:
         """The first batch that is not done."""
-        return max(self._committed, default=-1) + 1
+        return (self.unstored[-1] if self.unstored else self.stored_commit) + 1
 
 
 # ---- Processes ----
@@ -181,9 +181,9 @@ def run_attempt(attempt: Attempt, rows: Sequence[Row], time_ms: int) -> list[Row
 class QueryEngine:
     """The processes of a query, of which the caller lets one task after the other run.
 
-    `random` chooses the workers on which attempts run. If `is_asynchronous`, Spark stores only some of its commits, and
-    forgets the others when the driver ends. `directory` holds the checkpointLocation and the hosts' local
-    directories.
+    `random` chooses the workers on which attempts run. If `is_asynchronous`, Spark stores its commits later, and
+    forgets those that it has not stored when the driver ends. `directory` holds the checkpointLocation and the hosts'
+    local directories.
     """
 
     directory: Path

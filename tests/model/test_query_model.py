@@ -9,12 +9,15 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 
 import pytest
 
 from statelog import Options
 from statelog.errors import StateMissingError
+from statelog.reading.consumer import ChangeConsumer
+from statelog.reading.open import open_logged
 from statelog.rpc.messages import Ack, Acked, Reply, TaskRequest
 from statelog.testing.query import new_directory
 from tests.model.query_engine import QueryEngine, TaskPlace
@@ -88,13 +91,20 @@ def test_a_planted_defect_is_found(plant: str) -> None:
 # ---- Stories that drivers with a log per operator got wrong ----
 
 
-@pytest.fixture
-def engine() -> Iterator[QueryEngine]:
+@contextmanager
+def temporary_engine(*, is_asynchronous: bool) -> Iterator[QueryEngine]:
+    """An engine whose directory is removed in the end."""
     directory = new_directory()
-    engine = QueryEngine(directory, Options(retained_checkpoints=2), Random(0))
+    engine = QueryEngine(directory, Options(retained_checkpoints=2), Random(0), is_asynchronous=is_asynchronous)
     yield engine
     engine.close()
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def engine() -> Iterator[QueryEngine]:
+    with temporary_engine(is_asynchronous=False) as engine:
+        yield engine
 
 
 class Tasks:
@@ -117,12 +127,12 @@ class Tasks:
 
         self._engine.run_task(TaskPlace(uid, batch, 0, self._engine.new_attempt()), rows, call)
 
-    def run_batch(self, batch: int, uids: list[str]) -> None:
-        """Run a batch of some operators, and let Spark commit it."""
+    def run_batch(self, batch: int, uids: list[str], *, is_stored: bool = True) -> None:
+        """Run a batch of some operators, and let Spark commit it, and store that."""
         self._engine.offer(batch)
         for uid in uids:
             self.run(uid, batch, [(1, 10)])
-        self._engine.notes.commit(batch)
+        self._engine.notes.commit(batch, is_stored=is_stored)
 
 
 @pytest.fixture
@@ -143,6 +153,21 @@ def test_a_late_ack_of_an_attempt_before_an_equal_one_does_not_count(engine: Que
     assert engine.driver is not None
     engine.driver.handle(*tasks.acks[1])
     assert engine.checkpoints()[0]["only"] == [tasks.acks[2][0].checksums]
+
+
+def test_a_consumer_is_not_given_what_a_restart_may_take_back() -> None:
+    """With asynchronous progress a batch that others follow is not certain yet."""
+    with temporary_engine(is_asynchronous=True) as engine:
+        tasks = Tasks(engine)
+        start(engine, GRAPHS["one"])
+        consumer = None
+        for batch, is_stored in enumerate([True, True, False, False, True, False]):
+            tasks.run_batch(batch, ["only"], is_stored=is_stored)
+            consumer = consumer or ChangeConsumer(
+                engine.location, open_logged(engine.location, "only", None), "held", pin_s=60, max_bytes=1 << 20
+            )
+            # Batch 4 was written before its commit was stored, batch 5 after it.
+            assert consumer.newest(None).batch == [-1, 0, 1, 1, 1, 4][batch]
 
 
 def test_an_incomplete_repetition_is_refused(engine: QueryEngine, tasks: Tasks) -> None:

@@ -100,6 +100,8 @@ class QueryLife:
         self._notes.make()
         self._others: list[QueryModel] = []
         """Queries that stand still: branches, and those that have branches."""
+        self._is_asynchronous = rng.random() < 0.3
+        """Whether Spark stores its commits later, and goes back to the last stored one when the driver ends."""
         self._length = rng.randint(20, 60)
         self._clock_start_s = time.time() + _HEAD_START_S
         self._began_s = time.monotonic()
@@ -152,7 +154,12 @@ class QueryLife:
         if self._jumps:
             self._jump(rng)
         self._port = self._of_driver(
-            "start", run, self._now_s, self._ahead_s[-1], random_harm(rng, self._mood, _START_CALLS)
+            "start",
+            run,
+            self._now_s,
+            self._ahead_s[-1],
+            self._stored_commit,
+            random_harm(rng, self._mood, _START_CALLS),
         )
         self._run = run
         self._counts["runs"] += 1
@@ -160,6 +167,10 @@ class QueryLife:
     @property
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s
+
+    @property
+    def _stored_commit(self) -> int | None:
+        return self._notes.stored_commit if self._is_asynchronous else None
 
     def _jump(self, rng: Random) -> None:
         """Set the clocks of the driver and of the hosts to other times."""
@@ -175,6 +186,15 @@ class QueryLife:
                 self._of_driver("stop", random_harm(rng, self._mood, 10))
             except (DriverDied, QueryFailed):
                 self._lose()
+        self._lose_commits()
+
+    def _lose_commits(self) -> None:
+        """The driver has ended: Spark continues after the last commit that it has stored."""
+        if self._notes.lose_unstored():
+            to = self._notes.stored_commit
+            self.moves.append(f"Spark goes back to batch {to}")
+            self._counts["lost commits"] += 1
+            self._query.lose_commits(to)
 
     def _close(self) -> None:
         self._lose()
@@ -199,6 +219,7 @@ class QueryLife:
         self._former.append(Former(self._run, self._query, self._port, self._driver, workers, batch, job))
         self._driver, self._run = None, None
         self._workers.clear()
+        self._lose_commits()
         self.moves.append("the driver is cut off, and continues")
         self._counts["drivers cut off"] += 1
         if len(self._former) > _MOST_FORMER:
@@ -211,6 +232,7 @@ class QueryLife:
             self._driver.end()
             self._driver = None
         self._lose_workers()
+        self._lose_commits()
 
     def _lose_workers(self) -> None:
         for worker in self._workers.values():
@@ -341,6 +363,8 @@ class QueryLife:
                 self.moves.append("the query failed")
                 self._counts["failed queries"] += 1
                 self._stop(rng)
+            if self._notes.next_batch != batch:
+                return
         else:
             raise Difference(f"batch {batch} is never done")
         self._require_durable(batch)
@@ -351,7 +375,7 @@ class QueryLife:
             query.lost[batch] = states
             self._lose_or_cut_off(batch + 1, rng)
             return
-        self._notes.commit(batch)
+        self._notes.commit(batch, is_stored=not self._is_asynchronous or rng.random() < 0.4)
         self._counts["batches"] += 1
         query.states[batch] = states
         query.retained = min(query.retained + 1, self._options["retained_checkpoints"])
@@ -366,7 +390,7 @@ class QueryLife:
             self._query.unkept = batch
         self._notes.offer(batch, self._query.time_ms)
         harm = random_harm(rng, self._mood, 20 * len(self._graph.uids))
-        self._of_driver("begin", self._now_s, self._ahead_s[-1], harm)
+        self._of_driver("begin", self._now_s, self._ahead_s[-1], self._stored_commit, harm)
 
     def _compare_output(self, job: Job, outputs: Mapping[str, list[Row]]) -> None:
         if job.is_whole:
@@ -386,7 +410,7 @@ class QueryLife:
             self._outsiders.read(self._query, rng.choice(self._graph.uids), newest)
         if newest >= 0 and rng.random() < 0.04 and len(self._graph.uids) > 1:
             self._leave_incomplete(rng)
-        if newest >= 0 and rng.random() < 0.04:
+        if self._notes.stored_commit >= 0 and rng.random() < 0.04:
             self._branch(rng)
         if rng.random() >= self._mood.unrest:
             return
@@ -417,12 +441,12 @@ class QueryLife:
 
     def _go_back(self, rng: Random) -> None:
         """Rewind by some batches."""
+        self._stop(rng)
         newest = self._notes.next_batch - 1
         # The driver may have gone on with the next batch, and have given up what that does not retain.
         most = min(self._query.retained - 2, newest)
         if most < 1:
             return
-        self._stop(rng)
         self._rewind(newest - rng.randint(1, most), rng)
 
     def _rewind(self, to: int, rng: Random) -> None:
@@ -436,7 +460,8 @@ class QueryLife:
     def _leave_incomplete(self, rng: Random) -> None:
         """Spark commits a batch in which an operator has not run; the query does not continue until it is set back."""
         uid = rng.choice(self._graph.uids)
-        if self._run is None or len(self._graph.needed([uid])) == len(self._graph.uids):
+        is_whole = len(self._graph.needed([uid])) == len(self._graph.uids)
+        if self._run is None or is_whole or self._is_asynchronous:
             return
         batch = self._notes.next_batch
         self.moves.append(f"batch {batch} runs only for {uid}")

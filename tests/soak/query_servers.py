@@ -45,10 +45,11 @@ def surroundings(
     clock: Clock,
     open_store: Callable[[str], Store] = LocalStore,
     new_token: Callable[[], bytes] = bytes,
+    stored_commit: Callable[[], int] | None = None,
 ) -> Surroundings:
     """Those of a query in a checkpointLocation; without `new_token` for those who only read."""
     location = str(notes.folder / STATE)
-    return Surroundings(notes.query_id, location, options, clock, open_store, notes.time, new_token)
+    return Surroundings(notes.query_id, location, options, clock, open_store, notes.time, new_token, stored_commit)
 
 
 class ShiftedClock:
@@ -88,24 +89,30 @@ class QueryDriver:
         self._tokens = itertools.count()
         self._run = 0
         self._has_claimed = False
+        self._stored_commit: int | None = None
         self._driver: Driver | None = None
         self._stores: list[Store] = []
         self._server = RpcServer("127.0.0.1", 0, _WORDS, self._call)
 
-    def start(self, run: QueryRun, now_s: float, ahead_s: float, harm: Harm) -> int:
+    def start(self, run: QueryRun, now_s: float, ahead_s: float, stored_commit: int | None, harm: Harm) -> int:
         """Start the query, and return the port that its tasks call."""
-        self.begin(now_s, ahead_s, harm)
+        self.begin(now_s, ahead_s, stored_commit, harm)
         self._run, self._driver, self._has_claimed = run.number, None, False
         options = make_options(observer=self._harmed, **run.options)
-        around = surroundings(self._notes, options, self._shifted, self._opened, self._new_token)
+        find_stored = None if stored_commit is None else self._find_stored
+        around = surroundings(self._notes, options, self._shifted, self._opened, self._new_token, find_stored)
         driver = Driver(around, run_id_of(run.number))
         driver.start(run.first_batch, {uid: Member(operator_of(uid).local, n) for uid, n in run.parallelism.items()})
         self._driver = driver
         return self._server.port
 
-    def begin(self, now_s: float, ahead_s: float, harm: Harm) -> None:
-        """A batch is about to begin; the clock's time of day is ahead by some seconds."""
+    def begin(self, now_s: float, ahead_s: float, stored_commit: int | None, harm: Harm) -> None:
+        """A batch is about to begin; the clock's time of day is ahead by some seconds.
+
+        With asynchronous progress `stored_commit` is the newest batch whose commit is stored.
+        """
         self._harmed.begin(harm)
+        self._stored_commit = stored_commit
         self._shifted.ahead_s = ahead_s
         self._clock.advance(self._start_s + now_s - self._clock.now_s())
 
@@ -132,6 +139,10 @@ class QueryDriver:
         store = linked_store(location, self._appends, self._harmed)
         self._stores.append(store)
         return store
+
+    def _find_stored(self) -> int:
+        assert self._stored_commit is not None
+        return self._stored_commit
 
     def _new_token(self) -> bytes:
         self._has_claimed = True

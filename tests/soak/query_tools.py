@@ -123,6 +123,8 @@ class QueryModel:
     """The states after each batch on the line."""
     lost: dict[int, States] = field(default_factory=dict)
     """Those of batches that Spark has not committed, as they were the last time."""
+    most_lost: int = -1
+    """Batches up to this one were planned anew, some perhaps several times."""
     retained: int = 0
     """How many checkpoints can be gone back to, at least."""
     time_ms: int = 1000
@@ -150,7 +152,7 @@ class QueryModel:
             pinned = found[name]
             if pinned.is_on_line:
                 known = self.states | {batch: states}
-            elif batch in self.lost:
+            elif batch in self.lost or pinned.batch <= self.most_lost:
                 continue  # that of an earlier try of the batch, or of the one before
             else:
                 known = self.lost | {batch: states}
@@ -166,6 +168,15 @@ class QueryModel:
         # Consumers of these batches have to start over.
         self.replaced |= {uid for uid, position in self.followed.items() if position.batch > to}
         self.retained -= max(self.states) - to
+        self.states = {of: states for of, states in self.states.items() if of <= to}
+
+    def lose_commits(self, to: int) -> None:
+        """Forget the batches after the last stored commit, which are planned anew."""
+        for uid, position in self.followed.items():
+            if position.batch > to:
+                raise Difference(f"a consumer of {uid} was given batch {position.batch}, and Spark goes back to {to}")
+        self.most_lost = max(self.most_lost, max(self.states) + 2)  # a start that was cut off goes on
+        self.retained = max(1, self.retained - (max(self.states) - to))
         self.states = {of: states for of, states in self.states.items() if of <= to}
 
     def branched(self, notes: SparkNotes, first_batch: int) -> QueryModel:

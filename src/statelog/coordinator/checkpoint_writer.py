@@ -150,6 +150,7 @@ class CheckpointWriter:
             log_start=self._log.number if log_start is None else log_start,
             retained_from=oldest,
             parent=inventory.parent.to_name(),
+            stored_commit=self._restart_from,
         )
         files_before = self._log.files_made
         inventory.gate.doubt(entry)

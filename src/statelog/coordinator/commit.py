@@ -34,11 +34,13 @@ def compose_entry(
     log_start: int,
     retained_from: int,
     parent: Parent | None,
+    stored_commit: int | None,
 ) -> QueryCheckpoint:
     """Build the entry of a batch with a section for each operator: its first one, or the next revision.
 
     `run` is any operator of the start, `history` has the batches before. `token` is 16 unique bytes. `log_start` is the
     number of the first log file with a needed entry, `retained_from` the oldest batch that can be restored.
+    `stored_commit` is as in the entry.
     """
     before, former = history.at(batch.number - 1), batch.durable
     return QueryCheckpoint(
@@ -58,6 +60,7 @@ def compose_entry(
         parent=parent,
         ended=history.ended,
         cuts=list(history.cuts),
+        stored_commit=stored_commit,
     )
 
 

@@ -187,6 +187,11 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     """Identities that have ended and that older entries still have sections of."""
     cuts: list[Cut] = []
     """What was taken back before this entry, oldest first; see :class:`statelog.history.query_history.Line`."""
+    stored_commit: int | None = None
+    """The newest batch whose commit Spark had stored, if it stores commits later: a restart may take back all after it.
+
+    None if Spark stores each commit before it begins the next batch.
+    """
     number: int = 0
     """The log file that holds the entry; the reader sets it."""
     offset: int = 0

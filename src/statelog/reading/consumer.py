@@ -70,8 +70,9 @@ class ChangeConsumer:
 
     `point` is the operator, as of any checkpoint, and `state` the name of the state. `pin_s` is how many seconds the
     changes are kept for a consumer that has stopped; they are given up before if they take more than `max_bytes`. The
-    changes of the newest batch come with the batch after it, which makes them certain; `takes_last` takes them as soon
-    as Spark has committed the batch. `with_before` keeps the state at the position too, in which readers look up what
+    changes of the newest batch come with the batch after it, which makes them certain; with asynchronous progress, with
+    a batch that was written after Spark had stored the commit. `takes_last` takes them as soon as Spark has stored the
+    batch's commit. `with_before` keeps the state at the position too, in which readers look up what
     was before the changes. Without the right to write nothing is kept.
 
     Raises the errors of :func:`change_table`, and ConfigurationError if `takes_last` and `location`, where a user looks
@@ -224,7 +225,9 @@ class ChangeConsumer:
             spark, name = self._spark, f"commits/{latest}"
             if if_present(lambda: spark.read(name)) is not None:
                 return latest
-        return latest - 1
+        entry = look.query.at(latest)
+        stored = None if entry is None else entry.stored_commit
+        return latest - 1 if stored is None else min(latest - 1, stored)
 
     def _require_same(self, look: _Look, position: Position) -> None:
         """Raise StateMissingError if the batch of a position was taken back."""
