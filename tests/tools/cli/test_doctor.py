@@ -76,6 +76,13 @@ def test_settings_of_the_session(asked: dict[str, Any]) -> None:
     assert (asked["master"], asked["conf"], asked["timeout_s"]) == ("yarn", {"a.b": "c=d", "e": ""}, 5)
 
 
+def test_brokers_and_options_of_kafka(asked: dict[str, Any]) -> None:
+    main(["doctor", "x", "--kafka", "broker:9092", "--kafka-option", "subscribe=clicks"])
+    assert asked["kafka"] == {"kafka.bootstrap.servers": "broker:9092", "subscribe": "clicks"}
+    main(["doctor", "x"])
+    assert asked["kafka"] is None
+
+
 @pytest.mark.parametrize("wrong", [["--conf", "a.b"], ["--conf", "=x"], ["--timeout-s", "0"], []])
 def test_wrong_arguments_are_exit_code_2(asked: dict[str, Any], wrong: list[str]) -> None:
     assert main(["doctor", *(["x"] if wrong else []), *wrong]) == 2

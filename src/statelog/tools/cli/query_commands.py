@@ -309,12 +309,26 @@ class ConfType(click.ParamType):  # type: ignore[type-arg]  # older versions of 
 @LOCATION
 @click.option("--master", help="Spark's master; by default that of Spark's configuration, or local[*].")
 @click.option("--conf", multiple=True, type=ConfType(), help="A setting of Spark; may be repeated.")
+@click.option("--kafka", metavar="HOST:PORT,...", help="The Kafka brokers of queries, to be checked, too.")
+@click.option(
+    "--kafka-option",
+    "kafka_options",
+    multiple=True,
+    type=ConfType(),
+    help="An option of Spark's Kafka source or sink, such as subscribe=TOPIC; may be repeated.",
+)
 @click.option(
     "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, help="Of each check."
 )
 @JSON
 def doctor(
-    location: str, master: str | None, conf: tuple[tuple[str, str], ...], timeout_s: float, as_json: bool
+    location: str,
+    master: str | None,
+    conf: tuple[tuple[str, str], ...],
+    kafka: str | None,
+    kafka_options: tuple[tuple[str, str], ...],
+    timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Check that stateful queries can run with state at LOCATION: on this driver, and on all executors.
 
@@ -322,7 +336,10 @@ def doctor(
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was written is removed
     click.echo("Starting Spark, and asking every executor ...", err=True)
-    found = diagnosis.doctor_in_own_session(location, master=master, conf=dict(conf), timeout_s=timeout_s)
+    options = dict(kafka_options) | ({} if kafka is None else {"kafka.bootstrap.servers": kafka})
+    found = diagnosis.doctor_in_own_session(
+        location, master=master, conf=dict(conf), kafka=options or None, timeout_s=timeout_s
+    )
     if as_json:
         write_json([asdict(one) for one in found])
     else:

@@ -23,6 +23,7 @@ from statelog.spark.plan.checks import check_options, checked_location
 from statelog.spark.worker.worker import DriverAddress, pickled_stores
 from statelog.storage import Store
 from statelog.storage.location import scheme_of
+from statelog.tools.doctor import kafka as brokers
 from statelog.tools.doctor import location as places
 from statelog.tools.doctor.executor_work import STUCK_STORE, ExecutorWork, executor_function
 from statelog.tools.doctor.executors import Executors
@@ -36,7 +37,13 @@ _NO_SESSION: Final = (
 )
 
 
-def doctor(location: str | Path, *, options: Options | None = None, timeout_s: Seconds = 60.0) -> list[Finding]:
+def doctor(
+    location: str | Path,
+    *,
+    options: Options | None = None,
+    kafka: str | Mapping[str, str] | None = None,
+    timeout_s: Seconds = 60.0,
+) -> list[Finding]:
     """Check that stateful queries can run here: on the active session's driver and executors, with state at a location.
 
     A small Spark job on every executor compares versions and clocks, connects to the driver's port as tasks do, and
@@ -50,6 +57,10 @@ def doctor(location: str | Path, *, options: Options | None = None, timeout_s: S
         time of the check.
     options : Options, optional
         The operators' options, of which ``local_directory``, ``table`` and those of uploads are checked.
+    kafka : str or mapping of str to str, optional
+        The Kafka brokers that queries read from or write to, ``"host:9092,..."``, or all options that Spark's source or
+        sink gets: ``kafka.bootstrap.servers``, those of security, and ``subscribe`` or ``topic``. By default Kafka is
+        not checked.
     timeout_s : float
         Time limit of each check, in seconds; the start of executors may take five times as long. A check that takes
         longer is a finding.
@@ -70,7 +81,7 @@ def doctor(location: str | Path, *, options: Options | None = None, timeout_s: S
     ...     if finding.level != "ok":
     ...         print(finding.check, finding.where, finding.host, finding.found, finding.remedy)
     """
-    diagnosis = _Diagnosis(location, options, timeout_s)
+    diagnosis = _Diagnosis(location, options, kafka, timeout_s)
     session = SparkSession.getActiveSession()
     if session is None:
         told = diagnosis.place.error(
@@ -81,12 +92,17 @@ def doctor(location: str | Path, *, options: Options | None = None, timeout_s: S
 
 
 def doctor_in_own_session(
-    location: str | Path, *, master: str | None, conf: Mapping[str, str], timeout_s: float
+    location: str | Path,
+    *,
+    master: str | None,
+    conf: Mapping[str, str],
+    kafka: Mapping[str, str] | None,
+    timeout_s: float,
 ) -> list[Finding]:
     """The same as :func:`doctor`, in a session with these settings that ends with the call."""
     if SparkSession.getActiveSession() is not None:
-        return doctor(location, timeout_s=timeout_s)
-    diagnosis = _Diagnosis(location, None, timeout_s)
+        return doctor(location, kafka=kafka, timeout_s=timeout_s)
+    diagnosis = _Diagnosis(location, None, kafka, timeout_s)
     session, found = make_session(master, conf, diagnosis.place, START_CHECKS * timeout_s)
     try:
         return found + diagnosis.run(session)
@@ -98,9 +114,17 @@ def doctor_in_own_session(
 class _Diagnosis:
     """The checks of one call, in their order."""
 
-    def __init__(self, location: str | Path, options: Options | None, timeout_s: Seconds) -> None:
+    def __init__(
+        self,
+        location: str | Path,
+        options: Options | None,
+        kafka: str | Mapping[str, str] | None,
+        timeout_s: Seconds,
+    ) -> None:
         self._options = Options() if options is None else options
         check_options(self._options)
+        self._kafka = brokers.kafka_options(kafka)
+        self._brokers: list[brokers.Address] = []
         self._location = location
         self._timeout_s = checked_seconds(timeout_s, "timeout_s", is_positive=True)
         self._installed = Installed(**teller()())
@@ -120,12 +144,20 @@ class _Diagnosis:
             session = None
         if session is not None:
             findings += self._limited("settings", partial(_of_settings, session, self.place, self._location))
+            if self._kafka:
+                findings += self._of_brokers(session)
         try:
             store = self._open()
         except StatelogError as error:
             findings.append(self.place.failed(places.CHECK, error))
             return findings + self._of_executors(session, None, None)
         return findings + self._of_location(session, store)
+
+    def _of_brokers(self, session: SparkSession) -> list[Finding]:
+        def ask() -> Findings:
+            yield from brokers.check_from_driver(session, self._kafka, self.place, self._timeout_s, self._brokers)
+
+        return run_limited([Check(brokers.CHECK, self.place, ask, brokers.STUCK_BROKER)], self._timeout_s)
 
     def _open(self) -> tuple[Store, places.Probe]:
         location = checked_location(self._location or "")
@@ -164,7 +196,9 @@ class _Diagnosis:
             probe, stores = None, {}
         if any(finding.level == "error" for finding in findings if finding.check == "python"):
             return findings
-        work = ExecutorWork(addresses[0] if addresses else None, probe, self._options, self._timeout_s, stores)
+        work = ExecutorWork(
+            addresses[0] if addresses else None, probe, self._options, self._timeout_s, stores, self._brokers
+        )
         try:
             executors = Executors(session, executor_function(work), self._installed, self._options.table)
             reports = executors.ask(self._timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from statelog.rpc.calls import RpcClient
 from statelog.rpc.channel import RpcPolicy
 from statelog.rpc.messages import Ping, Pinged
 from statelog.spark.worker.worker import DriverAddress, adopt_stores, local_base
+from statelog.tools.doctor import kafka
 from statelog.tools.doctor.finding import Check, Finding, Findings, Place, run_limited
 from statelog.tools.doctor.location import CHECK, Marks, Probe, check_from_executor
 from statelog.tools.doctor.versions import teller
@@ -46,6 +47,8 @@ class ExecutorWork:
     timeout_s: float
     stores: Mapping[str, bytes]
     """The registered factories, pickled."""
+    brokers: Sequence[kafka.Address] = ()
+    """Of Kafka."""
 
     def run(self, host: str) -> dict[str, Any]:
         """Make the checks; the findings, whose place the driver completes, and marks as plain values."""
@@ -61,6 +64,15 @@ class ExecutorWork:
                     place,
                     lambda: check_driver_port(address, place, clock, self.timeout_s / 2),
                     STUCK_PORT,
+                )
+            )
+        if self.brokers:
+            checks.append(
+                Check(
+                    kafka.CHECK,
+                    place,
+                    lambda: kafka.check_from_executor(self.brokers, place, clock, self.timeout_s / 2),
+                    kafka.STUCK_BROKER,
                 )
             )
         if self.probe is not None:
