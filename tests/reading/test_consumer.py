@@ -129,6 +129,25 @@ def test_the_changes_of_a_consumer_that_has_stopped_stay_until_its_pin_expires(t
         feed.step()
 
 
+def test_a_pin_whose_changes_are_gone_keeps_nothing(tmp_path: Path) -> None:
+    """A reader may have listed it before the query, for which it has expired, deletes it and what it names."""
+    query = Story(tmp_path, **FORGETFUL)
+    query.run_batches(3, random.Random(1))
+    feed = Feed(query.location, after=1, pin_s=100.0)
+    [pin] = Path(query.location, "pins").iterdir()
+    listed = pin.read_bytes()
+    query.engine.clock.advance(2 * MARGIN_S + 100.0)
+    query.run_batches(10, random.Random(1))
+    query.engine.clock.advance(2 * MARGIN_S + 100.0)
+    query.run_batches(3, random.Random(1))
+    assert not pin.exists()
+    pin.parent.mkdir(exist_ok=True)
+    pin.write_bytes(listed)
+    feed.restart()
+    with pytest.raises(StateMissingError, match="the changes of batch 2 are gone"):
+        feed.step()
+
+
 def test_a_consumer_that_is_too_far_behind_loses_its_pin(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     query = Story(tmp_path, **FORGETFUL)
     query.run_batches(3, random.Random(1))

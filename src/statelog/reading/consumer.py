@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from statelog.clock import Clock, SystemClock
@@ -288,7 +289,9 @@ class ChangeConsumer:
             # Of the pinned ones, which may be from before a rewind, those count to which the log's lead back.
             pinned: dict[bytes, tuple[QueryCheckpoint, Checkpoint | None]] = {}
             for pin in self._pins_from(first):
-                query = pin.query(self.point.store)
+                query = if_present(partial(pin.query, self.point.store))
+                if query is None:
+                    continue  # for whoever has deleted what it names, the pin's time is over
                 history = query.histories[self.point.identity]
                 for entry in query.entries:
                     if entry.id not in pinned or pinned[entry.id][0].revision < entry.revision:
