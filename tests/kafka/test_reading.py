@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import statelog
 from statelog import Step
 from tests.kafka.queries import KafkaJob, read_topics
-from tests.kafka.topics import Record, SentOrders, Topics
+from tests.kafka.topics import COMPACTED_AT_ONCE, Record, SentOrders, Topics
 from tests.spark.faults import make_marker
 from tests.spark.support import Order, ledger_model, make_orders, start_driver
 
@@ -152,6 +152,38 @@ def test_headers_and_tombstones_reach_the_processor(spark: SparkSession, topics:
     assert job.results()[1] == [["a", None, None], ["b", "7", "back"], ["d", None, None]]
     stored = statelog.read_state(job.checkpoint, uid="main", state="newest").read_all().to_pylist()
     assert {row["key_id"]: [row["value_value"], row["value_trace"]] for row in stored} == held
+
+
+def test_a_compacted_topic_is_a_changing_dimension(spark: SparkSession, topics: Topics, tmp_path: Path) -> None:
+    """The newest record of each key is there, at offsets with gaps between them; a restart meets other gaps."""
+    # A query that is stopped for longer than tombstones stay does not get them.
+    topic = topics.create(1, **{**COMPACTED_AT_ONCE, "delete_retention_ms": "3600000"})
+    job = KafkaJob.at(tmp_path, topics.address, (topic,))
+
+    def run() -> dict[str, str]:
+        records = read_topics(spark, topics.address, (topic,), {"maxOffsetsPerTrigger": "20"}).selectExpr(
+            "CAST(key AS STRING) AS id", "CAST(value AS STRING) AS value", "'' AS trace", "offset"
+        )
+        newest = statelog.key_by(records.where("id != 'filler'"), "id", parallelism=2).transformWithState(
+            Newest(), "id string, value string, trace string", "update", "None"
+        )
+        job.run(newest, lambda df, batch: df.collect())
+        stored = statelog.read_state(job.checkpoint, uid="main", state="newest").read_all().to_pylist()
+        return {row["key_id"]: row["value_value"] for row in stored}
+
+    def change(prices: dict[str, str | None]) -> None:
+        topics.send(Record(topic, 0, key, value) for key, value in prices.items())
+
+    for price in range(10):
+        change({"a": f"{price}", "b": f"{price}", "c": f"{price}"})
+    topics.wait_for_compaction(topic, of="filler")
+    assert len([record for record in topics.read(topic) if record.key != "filler"]) == 3
+    assert run() == {"a": "9", "b": "9", "c": "9"}
+    for price in range(10, 20):
+        change({"a": f"{price}", "d": f"{price}"})
+    change({"b": None})
+    topics.wait_for_compaction(topic, of="filler")
+    assert run() == {"a": "19", "c": "9", "d": "19"}
 
 
 def test_a_savepoint_and_a_branch_go_on_at_the_offsets_of_their_batch(

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import statelog
 from tests.kafka.queries import KafkaJob, read_topics
-from tests.kafka.topics import SentOrders, Topics
+from tests.kafka.topics import COMPACTED_AT_ONCE, SentOrders, Topics
 from tests.spark.jobs.draws import replayed
 from tests.spark.support import Order, make_orders, start_driver
 
@@ -182,6 +182,21 @@ def test_a_batch_is_found_behind_many_others(spark: SparkSession, topics: Topics
     other.commit_transaction(30)
     assert sink.delivered(QUERY, 0) == sinks.Delivered(5, 1)
     assert sink.delivered("a-query-without-batches", 0) is None
+
+
+def test_a_batch_is_found_in_a_control_topic_that_was_compacted(
+    spark: SparkSession, topics: Topics, sinks: Any
+) -> None:
+    places = topics.address, topics.create(2), topics.create(1, **COMPACTED_AT_ONCE)
+    sink = sinks.KafkaSink(*places)
+    for batch in range(5):
+        sink(rows_of(spark, ROWS[batch::5]), batch)
+    topics.wait_for_compaction(places[2], of="another-query")
+    assert [record.value for record in topics.read(places[2]) if record.key == QUERY] == ['{"batch": 4, "outputs": 1}']
+    for batch in range(5):
+        sinks.KafkaSink(*places)(rows_of(spark, ROWS[batch::5]), batch)
+    assert pairs_in(topics, places[1]) == sorted(ROWS)
+    assert sink.delivered(QUERY, 0) == sinks.Delivered(4, 1)
 
 
 def test_control_topics_that_forget_or_divide_otherwise_are_refused(

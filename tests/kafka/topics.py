@@ -13,9 +13,17 @@ from py4j.java_gateway import JavaMember
 from py4j.protocol import STATIC_PREFIX
 from pyspark.sql import SparkSession
 
+from tests.spark.faults import wait_until
 from tests.spark.support import Order
 
 _POLL_MS: Final = 200
+COMPACTED_AT_ONCE: Final = {
+    "cleanup_policy": "compact",
+    "segment_ms": "1",
+    "min_cleanable_dirty_ratio": "0",
+    "delete_retention_ms": "0",
+}
+"""Settings of a topic in which a record begins a new file of the log, and all files before it are compacted."""
 _STRING: Final = "org.apache.kafka.common.serialization.String"
 
 
@@ -111,6 +119,17 @@ class Topics:
         finally:
             consumer.close()
         return sorted(records, key=lambda record: (record.partition, record.offset))
+
+    def wait_for_compaction(self, topic: str, of: str) -> None:
+        """Wait until no partition of a topic has two records of a key, other than `of`, which it sends to each."""
+
+        def is_compacted() -> bool:
+            self.send(Record(topic, partition, of, "begins a file") for partition in partitions)
+            found = [(record.partition, record.key) for record in self.read(topic) if record.key != of]
+            return len(found) == len(set(found))
+
+        partitions = range(self._producer.partitionsFor(topic).size())
+        wait_until(is_compacted, f"the compaction of {topic}")
 
     def _settings(self, more: Mapping[str, str] | None = None) -> Any:
         return self._map({"bootstrap.servers": self.address, **(more or {})})

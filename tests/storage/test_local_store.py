@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import stat
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -72,6 +73,20 @@ def test_files_are_private_and_leave_no_temporary_files(tmp_path: Path) -> None:
     assert files_below(tmp_path) == {"root", "root/a", "root/a/b", "root/a/b/x"}
     assert stat.S_IMODE((tmp_path / "root/a").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "root/a/b/x").stat().st_mode) == 0o600
+
+
+def test_an_object_is_there_although_a_clock_that_is_ahead_has_its_temporary_file_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, store = os.link, LocalStore(tmp_path)
+
+    def link_and_tidy_up(source: str, target: str) -> None:
+        link(source, target)
+        store.remove_unfinished("", time.time() + 7200)
+
+    monkeypatch.setattr(os, "link", link_and_tidy_up)
+    assert store.put_if_absent("x", b"data")
+    assert store.read("x") == b"data"
 
 
 def test_empty_folders_go_with_their_last_file(tmp_path: Path) -> None:

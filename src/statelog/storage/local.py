@@ -99,7 +99,8 @@ class LocalStore(Store):
                 # NFS repeats a link whose answer was lost, and then reports its own file as a conflict.
                 won = os.stat(temporary).st_nlink > 1
             finally:
-                os.unlink(temporary)
+                with suppress(FileNotFoundError):  # removed as unfinished by a process whose clock is ahead
+                    os.unlink(temporary)
             # After a conflict too: the caller acts on the winner's file.
             sync_directory(os.path.dirname(path))
             return won

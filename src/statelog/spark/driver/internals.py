@@ -413,9 +413,10 @@ def kafka_cluster(
     try:
         client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
         try:
-            brokers = [(str(node.host()), int(node.port())) for node in client.describeCluster().nodes().get()]
-            wanted = jvm.java.util.ArrayList(client.listTopics().names().get())
-            wanted.retainAll(jvm.java.util.Arrays.asList(list(topics)))
+            nodes = client.describeCluster().nodes().get().toArray()
+            brokers = [(str(node.host()), int(node.port())) for node in nodes]
+            names = client.listTopics().names().get()
+            wanted = [topic for topic in topics if names.contains(topic)]
             described = client.describeTopics(wanted).allTopicNames().get()
             partitions = {str(name): len(described[name].partitions()) for name in described}
         finally:
