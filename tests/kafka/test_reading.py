@@ -167,7 +167,7 @@ def test_a_compacted_topic_is_a_changing_dimension(spark: SparkSession, topics: 
         newest = statelog.key_by(records.where("id != 'filler'"), "id", parallelism=2).transformWithState(
             Newest(), "id string, value string, trace string", "update", "None"
         )
-        job.run(newest, lambda df, batch: df.collect())
+        job.run(newest, lambda df, batch: job.write_output(batch, [[df.count()]]))
         stored = statelog.read_state(job.checkpoint, uid="main", state="newest").read_all().to_pylist()
         return {row["key_id"]: row["value_value"] for row in stored}
 

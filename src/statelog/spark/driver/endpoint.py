@@ -121,6 +121,8 @@ class Endpoint:
         self._checked: set[str] = set()
         """The locations other than directories whose stores can be trusted with a log."""
         self._ends: dict[str, StateMissingError | None] = {}
+        self._fenced: set[str] = set()
+        """Starts that were ended since another one owns their location."""
         self._avoided = AvoidedExecutors(self._clock)
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
@@ -244,7 +246,20 @@ class Endpoint:
             return Acked()
         task = request.task
         with log_fields(LogFields(task.uid, task.batch, task.subtask)):
-            return self._coordinator(task).handle(request, payload)
+            try:
+                return self._coordinator(task).handle(request, payload)
+            except FencedError as error:
+                if error.kind is ErrorKind.NEWER_EPOCH:
+                    self._end_fenced(task, error)
+                raise
+
+    def _end_fenced(self, task: TaskId, error: FencedError) -> None:
+        """End a start when another one owns the location; Spark would try its task again, and wait for an executor."""
+        with self._lock:
+            plan = None if task.run_id in self._fenced else self._plans.get(task.instance)
+            self._fenced.add(task.run_id)
+        if plan is not None:
+            internals.cancel_jobs(plan.session, task.run_id, error)
 
     def _avoid_executor_of(self, failed: DiskFailed) -> None:
         with self._lock:

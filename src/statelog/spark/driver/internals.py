@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
@@ -115,6 +116,13 @@ def fail(session: SparkSession, query: StreamingQuery, error: StatelogError) -> 
     jvm: Any = session._jvm
     text = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"  # a line that error_of finds
     _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(text))
+
+
+def cancel_jobs(session: SparkSession, run_id: str, error: StatelogError) -> None:
+    """Let the running jobs of a start of a query fail with an error, unless the session has been stopped."""
+    context: Any = session.sparkContext
+    if context._jsc is not None:
+        context._jsc.sc().cancelJobGroup(run_id, "".join(traceback.format_exception(error)))
 
 
 def active_queries(session: SparkSession) -> list[StreamingQuery]:
