@@ -329,13 +329,13 @@ def test_a_column_of_sketches_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         (statelog.ApproxCountDistinct("x", rsd=0), "rsd is 0.*0.0025 to 0.25"),
         (statelog.ApproxCountDistinct("x", rsd=0.3), "rsd is 0.3"),
         (statelog.ApproxCountDistinct("x", rsd=math.nan), "rsd is nan"),
-        (statelog.ApproxCountDistinct("x", rsd="0.1"), "rsd is '0.1'"),  # type: ignore[arg-type]
+        (statelog.ApproxCountDistinct("x", rsd="0.1"), "rsd is '0.1'"),  # type: ignore[arg-type]  # a user's mistake
         (statelog.Quantiles("x", []), "fractions is ()"),
-        (statelog.Quantiles("x", 0.5), "fractions is 0.5"),  # type: ignore[arg-type]
+        (statelog.Quantiles("x", 0.5), "fractions is 0.5"),  # type: ignore[arg-type]  # a user's mistake
         (statelog.Quantiles("x", [0.5, 1.1]), "a fraction is 1.1"),
         (statelog.Quantiles("x", [True]), "a fraction is True"),
         (statelog.Quantiles("x", [0.5], compression=10), "compression is 10.*20 to 2000"),
-        (statelog.Quantiles("x", [0.5], compression=99.5), "whole number"),  # type: ignore[arg-type]
+        (statelog.Quantiles("x", [0.5], compression=99.5), "whole number"),  # type: ignore[arg-type]  # a user's mistake
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(aggregate: Aggregate, message: str) -> None:

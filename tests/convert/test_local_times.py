@@ -173,7 +173,7 @@ def test_near_pythons_first_and_last_datetime_python_decides(
     instant = outcome(lambda: value.astimezone(UTC))
     assert outcome(lambda: to_utc(value)) == instant
     for others in ([], [EPOCH], [EPOCH.replace(tzinfo=None)], [EPOCH.replace(tzinfo=ZoneInfo("Asia/Tokyo"))]):
-        assert outcome(lambda: timestamp_column([*others, value])[-1].as_py().astimezone(UTC)) == instant  # noqa: B023
+        assert outcome(lambda: timestamp_column([*others, value])[-1].as_py().astimezone(UTC)) == instant  # noqa: B023  # called at once
     if of_value is UTC:
         local = outcome(lambda: value.astimezone().replace(tzinfo=None))
         assert outcome(lambda: to_local(value)) == local

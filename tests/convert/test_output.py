@@ -72,7 +72,7 @@ def test_rows_are_matched_by_name() -> None:
         (("a",), ["tuple ('a',), which has 1 value; the output has 2 columns (k, n)", "for each column"]),
         (("a", 1, 2), ["which has 3 values; the output has 2 columns"]),
         # PySpark declares the names of columns only.
-        (Row("a", 1, 2), ["which has 3 values; the output has 2 columns"]),  # type: ignore[call-overload]
+        (Row("a", 1, 2), ["which has 3 values; the output has 2 columns"]),  # type: ignore[call-overload]  # of any values
         (("a", 1, 2), ["returned tuple ('a', 1, 2), which has 3 values; the output has 2 columns (k, n)"]),
         (Three("a", 1, 2), ["Three(k='a', n=1, x=2), which has 3 values; the output has 2 columns"]),
         (Row("k", "n")("a"), ["which has 1 value; the output has 2 columns"]),
@@ -128,7 +128,7 @@ def test_tuples_are_matched_by_position(kind: DataType) -> None:
     """Named ones too, as in Spark; also beside rows, and where values could be changed later."""
     output = RowOutput(StructType([StructField("k", kind), StructField("n", LongType())]), "main")
     value: Any = "a" if kind == StringType() else ["a"]
-    tuples = [(value, 1), Two(value, 2), WithMethod(value, 3), Row(value, 4)]  # type: ignore[call-overload]
+    tuples = [(value, 1), Two(value, 2), WithMethod(value, 3), Row(value, 4)]  # type: ignore[call-overload]  # of any values
     for rows in (tuples, tuples[:2], tuples[1:2], [*tuples, Row(n=5, k=value)]):
         held = [row if output.hold is None else output.hold(row) for row in rows]
         expected = [{"k": value, "n": number} for number in (1, 2, 3, 4, 5)]
@@ -277,7 +277,7 @@ class Yields(Gives):
 
 class Fails(Gives):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        return iter(5)  # type: ignore[call-overload]
+        return iter(5)  # type: ignore[call-overload]  # of any values
 
 
 def failure_of(processor: Gives, output: str = "k string, n long", *, pandas: bool = False) -> ProcessorError:

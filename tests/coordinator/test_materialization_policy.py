@@ -130,7 +130,7 @@ def test_what_lies_in_a_wasteful_file_is_stored_again_before_it_is_due() -> None
     orders = wasteful_orders(NOT_DUE, parallelism=2)
     checkpoint: object = SimpleNamespace(revision=0, bases=[])
     acks = [SimpleNamespace(ack=SimpleNamespace(total_bytes=1, has_backlog=False))] * 2
-    orders.committed(checkpoint, acks)  # type: ignore[arg-type]
+    orders.committed(checkpoint, acks)  # type: ignore[arg-type]  # stand-ins with the fields that are read
 
     def request(subtask: int) -> MaintenanceRequest | None:
         return orders.request(TaskId("query", "run", "op", "", 4, subtask, subtask), b"genesis")
@@ -152,8 +152,8 @@ def test_a_subtask_rests_by_what_was_stored_anew_and_not_by_its_whole_state() ->
     levels = [replace(OLDER[0], runs=[run_of_10_mb]), replace(OLDER[1], runs=[])]
     checkpoint: object = SimpleNamespace(revision=0, bases=[Base(0, 1, levels)])
     ack = SimpleNamespace(ack=SimpleNamespace(total_bytes=100_000_000, has_backlog=False))
-    orders.committed(checkpoint, [ack])  # type: ignore[arg-type,list-item]
-    orders.committed(SimpleNamespace(revision=0, bases=[]), [ack])  # type: ignore[arg-type,list-item]
+    orders.committed(checkpoint, [ack])  # type: ignore[arg-type,list-item]  # as above
+    orders.committed(SimpleNamespace(revision=0, bases=[]), [ack])  # type: ignore[arg-type,list-item]  # as above
     assert orders.schedule.grant(0, 1, 0.0) is True
 
 

@@ -464,7 +464,7 @@ def test_a_folder_that_cannot_be_removed_holds_no_job_up(subtask: Subtask, monke
         subtask.materialize(f"{number}-7")
     subtask.batch({})
     subtask.materialize("2-7")
-    subtask.open_store = _no_store  # type: ignore[method-assign]
+    subtask.open_store = _no_store  # type: ignore[method-assign]  # replaced in this test
     subtask.batch({1: "b"})
     grant = subtask.grant("3-7")
     subtask.work(grant)
@@ -629,11 +629,11 @@ def test_two_attempts_of_a_batch_may_store_it_at_a_time(tmp_path: Path) -> None:
     first: Callable[[], Store] = subtask.open_store
 
     def meanwhile() -> Store:
-        subtask.open_store = first  # type: ignore[method-assign]
+        subtask.open_store = first  # type: ignore[method-assign]  # replaced in this test
         others.append(subtask.attempt("two").store_now(order(subtask.grant()), subtask.chain))
         return first()
 
-    subtask.open_store = meanwhile  # type: ignore[method-assign]
+    subtask.open_store = meanwhile  # type: ignore[method-assign]  # replaced in this test
     done = subtask.attempt("one").store_now(order(subtask.grant()), subtask.chain)
     for one in (done, *others):
         assert subtask.stored_state(one) == {1: "a", 2: "b"}

@@ -266,7 +266,7 @@ every_form = pytest.mark.parametrize("make_log", [_appends, _starts_files_often,
 def test_any_order_of_operations(tmp_path: Path, make_log: MakeLog, group: int) -> None:
     for seed in range(group * 5, group * 5 + 5):
         root = tmp_path / str(seed)
-        simulation = Simulation(make_log, lambda root=root: LocalStore(root), seed)  # type: ignore[misc]
+        simulation = Simulation(make_log, lambda root=root: LocalStore(root), seed)  # type: ignore[misc]  # a lambda with a default has no inferred type
         with noted(seed):
             simulation.run()
             simulation.check()

@@ -123,7 +123,7 @@ def test_spark_says_of_what_file_system_a_checkpoint_location_is(
 ) -> None:
     monkeypatch.setattr(internals, "file_system_scheme", lambda session, place: scheme)
     monkeypatch.setattr(checkpoint_location, "HadoopFiles", KnownFiles)
-    opened = open_checkpoint(location, object())  # type: ignore[arg-type]
+    opened = open_checkpoint(location, object())  # type: ignore[arg-type]  # any object is a session here
     assert isinstance(opened.files, KnownFiles) == is_hadoops
     expected = location.removeprefix("file://")
     assert opened.location == (f"known:{location}" if is_hadoops else expected)

@@ -138,7 +138,7 @@ def test_a_reader_stopped_at_any_request_reads_exactly(
     for number in itertools.count(1, 2):
         query = story.copied(tmp_path / str(number))
         query.start(keep_local=False)
-        stop = Stop(number, lambda query=query: query.run_batches(batches, random.Random(2)))  # type: ignore[misc]
+        stop = Stop(number, lambda query=query: query.run_batches(batches, random.Random(2)))  # type: ignore[misc]  # a lambda with a default has no inferred type
         with monkeypatch.context() as patch:
             patch.setattr(
                 "statelog.reading.open.open_location",

@@ -228,7 +228,7 @@ def test_a_query_stopped_at_any_request_keeps_what_a_consumer_needs(tmp_path: Pa
     for number in itertools.count(1, 11):
         feeds: list[Feed] = []
         begin = partial(Feed, str(tmp_path / str(number) / "location"), "map", after=None, with_before=True)
-        stop = Stop(number, lambda begin=begin, feeds=feeds: feeds.append(begin()))  # type: ignore[misc]
+        stop = Stop(number, lambda begin=begin, feeds=feeds: feeds.append(begin()))  # type: ignore[misc]  # a lambda with a default has no inferred type
         query = made.copied(tmp_path / str(number), open_store=partial(stopping, stop))
         query.start(keep_local=False)
         query.run_batches(8, random.Random(2))

@@ -126,7 +126,7 @@ def test_a_query_that_deletes_meanwhile_is_not_damaged(
     for number in itertools.count(1):
         query = story.copied(tmp_path / str(number))
         query.start(keep_local=False)
-        stop: Any = Stop(number, lambda query=query: query.run_batches(4, random.Random(3)))  # type: ignore[misc]
+        stop: Any = Stop(number, lambda query=query: query.run_batches(4, random.Random(3)))  # type: ignore[misc]  # a lambda with a default has no inferred type
         with monkeypatch.context() as patch:
             patch.setattr(
                 "statelog.reading.open.open_location",

@@ -523,7 +523,7 @@ def test_a_client_that_does_not_take_its_reply_is_given_up(handler: Handler, ide
         connection.sendall(struct.pack("!IQ", len(data), 0) + data)
         assert len(read(connection, 8)) == 8
         for thread in serving_threads() - before:
-            thread.join(LONG_S if thread._target.__name__ == "_serve" else 0)  # type: ignore[attr-defined]
+            thread.join(LONG_S if thread._target.__name__ == "_serve" else 0)  # type: ignore[attr-defined]  # private: has no types
         assert len(serving_threads() - before) == 1
 
 

@@ -29,7 +29,7 @@ def main() -> None:
         counts = statelog.key_by(events, "user").agg(n=statelog.Count())
         query = counts.writeStream.outputMode("update").foreachBatch(collect)
         query.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start().awaitTermination()
-    jvm: Popen[bytes] = session.sparkContext._gateway.proc  # type: ignore[union-attr]
+    jvm: Popen[bytes] = session.sparkContext._gateway.proc  # type: ignore[union-attr]  # there is a JVM
     session.stop()
     # The JVM writes the archive when it ends, which a program that ends does not wait for.
     assert jvm.stdin

@@ -171,7 +171,7 @@ def test_where_a_restarted_stream_was_is_no_reason_to_give_up_what_it_may_repeat
     again = ChangeReader(options, ["batch"])
     assert again.partitions(end, end) == []
     query.run_batches(8, rng)
-    batches = {changes.batch for part in again.partitions(start, end) for changes in part.changes}  # type: ignore[attr-defined]
+    batches = {changes.batch for part in again.partitions(start, end) for changes in part.changes}  # type: ignore[attr-defined]  # of our own partitions
     assert batches == set(range(start["batch"] + 1, end["batch"] + 1))
 
 

@@ -231,4 +231,4 @@ def test_the_error_of_a_batch_query_and_of_the_driver(spark: SparkSession) -> No
         statelog.key_by(orders, "user").transformWithState(Raises(), "user string", "update", "None").collect()
     assert isinstance(statelog.error_of(failure.value), ProcessorError)
     with pytest.raises(ConfigurationError, match="a query or an exception, not DataFrame"):
-        statelog.error_of(orders)  # type: ignore[arg-type]
+        statelog.error_of(orders)  # type: ignore[arg-type]  # a user's mistake

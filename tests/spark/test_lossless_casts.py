@@ -89,7 +89,7 @@ def make_session_in_a_zone(request: pytest.FixtureRequest, spark: SparkSession) 
 def test_the_pairs_that_are_allowed(spark: SparkSession) -> None:
     found = {pair for pair in itertools.permutations(EXTREMES, 2) if is_allowed(*pair)}
     assert found == PAIRS
-    cast = spark._jvm.org.apache.spark.sql.catalyst.expressions.Cast  # type: ignore[union-attr]
+    cast = spark._jvm.org.apache.spark.sql.catalyst.expressions.Cast  # type: ignore[union-attr]  # there is a JVM
     parse = spark._jsparkSession.parseDataType
     up = {
         pair for pair in itertools.permutations(EXTREMES, 2) if cast.canUpCast(*[parse(typed(k).json()) for k in pair])
@@ -195,8 +195,8 @@ def test_char_varchar_and_required_elements(spark: SparkSession) -> None:
     assert is_allowed("varchar(3)", "string")
     assert not is_allowed("string", "varchar(3)")
     df = spark.sql("SELECT array(1, null) AS x")
-    assert df.schema["x"].dataType.containsNull  # type: ignore[attr-defined]
+    assert df.schema["x"].dataType.containsNull  # type: ignore[attr-defined]  # of an array
     kind = typed("array<bigint>")
-    kind.containsNull = False  # type: ignore[attr-defined]
+    kind.containsNull = False  # type: ignore[attr-defined]  # of an array
     require_convertible(df.schema["x"].dataType, kind, "value_x", "the table", "the state's")
     assert converted_columns(df, [(0, "x", kind)]).collect() == [Row(x=[1, None])]

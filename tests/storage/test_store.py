@@ -88,7 +88,7 @@ def test_reading_ahead_keeps_the_order_and_its_bounds() -> None:
         return number * number
 
     drawn: list[int] = []
-    results = read_ahead((drawn.append(number) or number for number in range(50)), read, 3)  # type: ignore[func-returns-value]
+    results = read_ahead((drawn.append(number) or number for number in range(50)), read, 3)  # type: ignore[func-returns-value]  # None, so that the number counts
     assert next(results) == 0
     assert drawn == [0, 1, 2], "as many as there are threads"
     assert list(results) == [number * number for number in range(1, 50)]

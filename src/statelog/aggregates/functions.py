@@ -425,7 +425,7 @@ def require_comparable(kind: DataType, subject: str) -> None:
 
 def _require_number(aggregate: Aggregate, name: str, value: object, least: float, most: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most:  # type: ignore[operator]
+    if not is_number or not least <= value <= most:  # type: ignore[operator]  # a number
         raise ConfigurationError(
             f"{aggregate}: {name} is {value!r:.80}.", hint=f"It must be a number from {least} to {most}."
         )

@@ -121,7 +121,7 @@ class ColumnCodecs(ProcessorCodecs):
     takes_columns: ClassVar[bool] = True
 
     @property
-    def batch_watermark_ms(self) -> int:  # type: ignore[override]
+    def batch_watermark_ms(self) -> int:  # type: ignore[override]  # computed here
         return _END_OF_TIME_MS if self.completes_in_batch else -1
 
     def input(self, columns: list[str]) -> None:

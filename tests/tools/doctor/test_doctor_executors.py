@@ -219,7 +219,7 @@ def test_the_findings_of_a_report_get_the_executors_place() -> None:
 def test_workers_that_cannot_import_statelog_are_an_error(tmp_path: Path) -> None:
     """The function runs in an interpreter without statelog, and tells what is there."""
     function = executor_function(ExecutorWork(None, None, Options(), 10, {}))
-    (tmp_path / "function").write_bytes(cloudpickle.dumps(function))  # type: ignore[no-untyped-call]
+    (tmp_path / "function").write_bytes(cloudpickle.dumps(function))  # type: ignore[no-untyped-call]  # pyspark's copy has no types
     script = """
 import pickle, sys, types
 sys.modules["statelog"] = None  # as if it were not installed
@@ -264,7 +264,7 @@ class ClosedStore(WholeObjects):
 @pytest.fixture
 def stores() -> Iterator[dict[str, bytes]]:
     """The driver's registered stores, which this process does not know yet."""
-    yield {"closed": cloudpickle.dumps(ClosedStore)}  # type: ignore[no-untyped-call]
+    yield {"closed": cloudpickle.dumps(ClosedStore)}  # type: ignore[no-untyped-call]  # pyspark's copy has no types
     REGISTERED.pop("closed", None)
 
 

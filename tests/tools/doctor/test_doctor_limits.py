@@ -16,7 +16,7 @@ PLACE = Place("driver", "here")
 
 
 def check(run: object, cancel: object = None) -> Check:
-    return Check("port", PLACE, run, "Look at the network.", cancel)  # type: ignore[arg-type]
+    return Check("port", PLACE, run, "Look at the network.", cancel)  # type: ignore[arg-type]  # some are of another type
 
 
 def test_findings_come_in_the_order_of_the_checks() -> None:

@@ -402,7 +402,7 @@ def test_an_address_that_cannot_be_used_is_an_error(query: Story, host: str, por
 
 def test_what_is_no_query_is_an_error() -> None:
     with pytest.raises(statelog.ConfigurationError, match="neither a query"):
-        statelog.ui(7)  # type: ignore[arg-type]
+        statelog.ui(7)  # type: ignore[arg-type]  # a user's mistake
 
 
 def test_a_notebook_shows_the_page_in_a_frame_without_rights(query: Story, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def numbers_on(session: SparkSession, executors: Sequence[str]) -> RDD[int]:
     Without executors the partition of 0 may be anywhere.
     """
     pickler = CPickleSerializer()
-    rows = [bytearray(pickler.dumps(number)) for number in range(len(executors) or 1)]  # type: ignore[no-untyped-call]
+    rows = [bytearray(pickler.dumps(number)) for number in range(len(executors) or 1)]  # type: ignore[no-untyped-call]  # pyspark's copy has no types
     pickled = _rows_on(session, rows, executors or [""])
     return RDD(pickled.toJavaRDD(), session.sparkContext, pickler)
 
