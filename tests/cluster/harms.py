@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from tests.cluster.hosts import Host
@@ -12,6 +13,7 @@ from tests.cluster.spark_hosts import (
     DRIVER_JVM,
     DRIVER_PROGRAM,
     EXECUTOR,
+    MASTER,
     NETWORK_TIMEOUT_S,
     PYTHON_DAEMON,
     WORKER,
@@ -150,6 +152,35 @@ def _two_drivers(life: Life) -> Iterator[float]:
         raise Difference(f"the first driver has ended with {first.process.poll()}, {first.failures}")
 
 
+def _checkpoint_lost(life: Life) -> Iterator[float]:
+    """The driver that is started meanwhile on the same host fails, too."""
+    host, checkpoint = life.driver.host, life.cluster.checkpoint
+    host.protect(checkpoint)
+    yield SHORT_S
+    host.release(checkpoint)
+
+
+def _master_killed(life: Life) -> Iterator[float]:
+    life.cluster.host("master").kill(MASTER)
+    yield SHORT_S
+    life.cluster.start_master()
+
+
+def _at_once(*harms: Callable[[Life], Iterator[float]]) -> Callable[[Life], Iterator[float]]:
+    """All of these, begun at the same time; one of them at most may choose a busy worker."""
+
+    def does(life: Life) -> Iterator[float]:
+        now_s, due = 0.0, [(0.0, number, harm(life)) for number, harm in enumerate(harms)]
+        while due:
+            at_s, number, harm = heapq.heappop(due)
+            yield at_s - now_s
+            now_s = at_s
+            if (seconds := next(harm, None)) is not None:
+                heapq.heappush(due, (now_s + seconds, number, harm))
+
+    return does
+
+
 def _clocks_apart(life: Life) -> Iterator[float]:
     host, killed = life.busy_worker(), life.driver
     life.cluster.stop_worker(host.name)
@@ -167,6 +198,8 @@ def _other_home(life: Life) -> str:
     return "driver2" if life.driver.host.name == "driver" else "driver"
 
 
+_OF_SPARK: Final = frozenset({""})
+"""The query ends with an error of Spark's own."""
 _UNREACHABLE: Final = frozenset({"store-unavailable"})
 _DISK: Final = frozenset({"local-disk"})
 
@@ -189,6 +222,25 @@ HARMS: Final = {
         "two workers are decommissioned, another one is added", _workers_removed_and_added
     ),
     "clocks-apart": Harm("the clocks of Python on the driver and on a worker are 10 minutes apart", _clocks_apart),
+    "checkpoint-lost": Harm("the driver cannot write to the checkpointLocation", _checkpoint_lost, _OF_SPARK),
+    "master-killed": Harm("Spark's master is killed, and started again", _master_killed),
+    "master-killed-and-host-lost": Harm(
+        "a worker's host is switched off while there is no master", _at_once(_master_killed, _host_lost)
+    ),
+    "store-lost-and-executor-killed": Harm(
+        "an executor is killed while the driver does not reach the store",
+        _at_once(_store_lost_by_the_driver, _executor_killed),
+        _UNREACHABLE,
+    ),
+    "disk-full-and-calls-lost": Harm(
+        "the disk of a worker's host is full while packets to the coordinator are lost",
+        _at_once(_disk_full, _calls_lost),
+        _DISK | {"rpc"},
+    ),
+    "driver-killed-and-host-frozen": Harm(
+        "the driver is killed while all processes of a worker's host stop, and go on",
+        _at_once(_host_frozen, _driver_killed),
+    ),
     "two-drivers": Harm(
         "a second driver starts while the first is off the network",
         _two_drivers,

@@ -298,6 +298,17 @@ class Host:
         self.run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(self.disk))
         self.run("mkdir", f"{self.disk}/tmp")
 
+    # ---- Directories that all hosts see ----
+
+    def protect(self, directory: Path) -> None:
+        """Let the host write nothing into a directory, as if its file server refused to."""
+        self.run("mount", "--bind", str(directory), str(directory))
+        self.run("mount", "-o", "remount,bind,ro", str(directory))
+
+    def release(self, directory: Path) -> None:
+        """Undo :meth:`protect`."""
+        self.run("umount", "--lazy", str(directory))
+
     def _enter(self) -> tuple[str, ...]:
         return ("nsenter", "--net", "--mount", "--uts", "--ipc", "--pid", "--target", str(self._init))
 

@@ -24,6 +24,7 @@ WORKERS: Final = ("worker1", "worker2", "worker3")
 EXECUTORS: Final = 3
 PARALLELISM: Final = 3
 
+MASTER: Final = "org.apache.spark.deploy.master.Master"
 WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 PYTHON_DAEMON: Final = "pyspark.daemon"
@@ -40,6 +41,7 @@ _STORE_BYTES: Final = 1 << 30
 _EXECUTOR_CORES: Final = 2
 _CORES: Final = 2 * _EXECUTOR_CORES
 _MEMORY: Final = "2g"
+_RECOVERY: Final = "-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory"
 _SETTINGS: Final = {
     **statelog.spark_conf(),
     "spark.cores.max": str(EXECUTORS * _EXECUTOR_CORES),
@@ -128,6 +130,17 @@ class SparkHosts:
         """A host that is switched on."""
         return self.network.hosts[name]
 
+    def start_master(self) -> None:
+        """Start the master, which remembers what it knew when it was killed, and wait until it is ready."""
+
+        def starts() -> int:
+            log = self._log("master")
+            return log.read_text().count("New state: ALIVE") if log.exists() else 0
+
+        before = starts()
+        self._start_class(self.host("master"), MASTER, "--host", "master", "--port", "7077")
+        wait_until(lambda: starts() > before, "the master", _START_S)
+
     def add_driver_hosts(self) -> None:
         """Switch the hosts for drivers on, unless they are."""
         for name in DRIVERS:
@@ -177,7 +190,7 @@ class SparkHosts:
         return Driver(host, process, folder)
 
     def run_python(self, program: str) -> str:
-        """Run a Python program on the master's host, which is never harmed, and return what it prints."""
+        """Run a Python program on the master's host, which no harm cuts off, and return what it prints."""
         host = self.host("master")
         return host.run(sys.executable, "-c", program, env=self._environment(host))
 
@@ -203,13 +216,8 @@ class SparkHosts:
         found = self.network.shared / "store.json"
         serve = (sys.executable, "-m", "tests.cluster.store", store.address, str(found))
         served = store.start(*serve, log=self._log("store"), env=self._environment(store))
-        master = self.host("master")
-        self._start_class(master, _MASTER, "--host", "master", "--port", "7077")
-        for what, is_done in (
-            ("the store", lambda: found.exists() or served.poll() is not None),
-            ("the master", lambda: "New state: ALIVE" in self._log("master").read_text()),
-        ):
-            wait_until(is_done, what, _START_S)
+        self.start_master()
+        wait_until(lambda: found.exists() or served.poll() is not None, "the store", _START_S)
         if not found.exists():
             raise RuntimeError(f"The store did not start.\n{self.ends_of_logs()}")
         self._store = json.loads(found.read_text())
@@ -246,10 +254,7 @@ class SparkHosts:
             "SPARK_LOCAL_IP": host.address,
             "SPARK_LOCAL_DIRS": f"{host.disk}/local",
             "SPARK_DAEMON_MEMORY": "384m",
-            "SPARK_MASTER_OPTS": timeouts,
+            "SPARK_MASTER_OPTS": f"{timeouts} {_RECOVERY}={host.disk}/recovery",
             "SPARK_WORKER_OPTS": f"{timeouts} -Dspark.decommission.enabled=true",
             "TESTS_CLOCK_AHEAD_S": str(clock_ahead_s),
         }
-
-
-_MASTER: Final = "org.apache.spark.deploy.master.Master"

@@ -151,3 +151,15 @@ def test_nothing_outlives_a_process_that_is_killed(network: Network) -> None:
     wait_until(lambda: not Path(f"/proc/{init}").exists(), "the host to end")
     assert directory not in Path("/proc/mounts").read_text()
     shutil.rmtree(directory)
+
+
+def test_a_host_writes_nothing_into_a_protected_directory(network: Network, one: Host, two: Host) -> None:
+    directory = network.shared / "protected"
+    directory.mkdir()
+    one.protect(directory)
+    with pytest.raises(RuntimeError, match="Read-only file system"):
+        one.run("touch", f"{directory}/one")
+    two.run("touch", f"{directory}/two")
+    assert one.run("ls", str(directory)) == "two\n"
+    one.release(directory)
+    one.run("touch", f"{directory}/one")
