@@ -135,7 +135,8 @@ class SparkHosts:
 
         def starts() -> int:
             log = self._log("master")
-            return log.read_text().count("New state: ALIVE") if log.exists() else 0
+            text = log.read_text() if log.exists() else ""
+            return text.count("New state: ALIVE") + text.count("Recovery complete")
 
         before = starts()
         self._start_class(self.host("master"), MASTER, "--host", "master", "--port", "7077")
