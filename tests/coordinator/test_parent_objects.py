@@ -148,6 +148,19 @@ def test_an_entry_that_names_the_parent_keeps_its_pin(branch: Branch) -> None:
     assert branch.named == branch.parent
 
 
+def test_an_entry_that_was_being_written_may_still_name_the_parent(branch: Branch) -> None:
+    """Until one that does not is durable, a crash leads back to it, and the pin has to stay."""
+    named = branch.named
+    branch.look(is_link)
+    branch.commit(named)
+    branch.look(is_link)
+    assert branch.is_pinned
+    assert not branch.inventory.parent.is_due
+    branch.commit(branch.named)
+    branch.look(is_link)
+    assert not branch.is_pinned
+
+
 def test_an_object_that_was_let_go_is_not_asked_for_again(branch: Branch) -> None:
     """Nothing can reference it any more, so the gate may forget it while a pin of the branch stands."""
     name = put_pin(branch)

@@ -173,6 +173,27 @@ def test_a_pin_that_cannot_be_written_is_tried_again_and_does_not_stop_the_other
     assert len(pins(log)) == 3
 
 
+def test_no_error_of_a_store_keeps_the_other_points_from_being_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of the user's may raise anything."""
+    log = ShortLog(9)
+    points = make_points(log, {4: 100})
+    due(log, points)
+    put_if_absent = log.store.put_if_absent
+
+    def put_others(name: str, data: bytes | memoryview) -> bool:
+        if name.startswith(f"pins/{0:020}-"):
+            raise KeyError(name)
+        return put_if_absent(name, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log.store, "put_if_absent", put_others)
+        points.pin()
+    assert points.pending == [0]
+    assert [pin.batch for pin in pins(log)] == [4, 8]
+    points.pin()
+    assert points.pending == []
+
+
 def test_a_pin_that_cannot_be_written_is_warned_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

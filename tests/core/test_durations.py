@@ -195,6 +195,15 @@ def test_a_ttl_of_zero_is_none(ttl: Any, kept: bool) -> None:
     assert tester.test("a", [Row(n=1)])[0][1] == str((kept, int(kept), kept))
 
 
+@pytest.mark.parametrize("ttl", [FOREVER_MS, np.int64(FOREVER_MS), 1 << 51])
+def test_sparks_argument_takes_a_ttl_up_to_the_largest_number(ttl: Any) -> None:
+    tester = TwsTester(Remembers(ttl), timeMode="ProcessingTime")
+    tester.setProcessingTime(NOW_MS)
+    tester.test("a", [Row(n=1)])
+    tester.setProcessingTime(NOW_MS + (1 << 40))
+    assert tester.test("a", [Row(n=1)])[0][1] == "(True, 1, True)"
+
+
 @pytest.mark.parametrize("ttl", [1.5, "5", True, [5], np.array([1, 2]), -1])
 def test_a_ttl_that_is_no_duration_is_refused_with_its_type(ttl: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"state 'value': its TTL is {type(ttl).__name__} "):

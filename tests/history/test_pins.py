@@ -446,6 +446,18 @@ def test_one_pin_that_cannot_be_read_keeps_everything(log: ShortLog, caplog: pyt
     assert caplog.text.count("cannot be read") == 2
 
 
+def test_a_pin_of_a_later_version_keeps_everything_and_ends_nothing(log: ShortLog) -> None:
+    """It is not damaged: a tool of a later version has pinned something."""
+    name, other = put(log, pin_of(log, 7)), put(log, pin_of(log, 4, lasts_s=1.0))
+    log.store.put(name, seal(pin_of(log, 7), "statelog pin", 2))
+    with pytest.raises(ConfigurationError, match="is of version 2"):
+        read_pin(log.store, name)
+    log.clock.advance(1 + MARGIN_S + 1)
+    pins = pins_in(log)
+    assert pins.look(log.query()) == [other], "others are seen all the same"
+    assert pins.need(changes(0))
+
+
 def test_what_was_taken_back_may_be_forgotten_once_the_pins_were_listed_after_it(log: ShortLog) -> None:
     """Whoever has pinned it has done so before; and a pin that cannot be read may be of anything."""
     pins = pins_in(log)

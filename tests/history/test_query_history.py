@@ -403,6 +403,15 @@ def test_what_was_given_up_stays_so_although_the_query_goes_back() -> None:
     assert (log.query().retained_from, log.query().has_batch(0)) == (INITIAL_BATCH, True)
 
 
+def test_a_query_that_goes_back_to_its_beginning_has_given_up_nothing() -> None:
+    log = ShortLog(5)
+    log.retained_from = 3
+    log.run(5)
+    assert log.query().retained_from == 3
+    log.claim(follows=b"")
+    assert log.query().retained_from == INITIAL_BATCH
+
+
 def test_a_lost_checkpoint_is_one_that_the_query_or_an_operator_lacks() -> None:
     log = ShortLog(3, uids=("op", OTHER))
     log.query().require_complete("here")

@@ -316,6 +316,40 @@ def test_a_job_that_a_later_version_has_left_is_begun_again(subtask: Subtask, is
     assert subtask.job.exists() != is_later
 
 
+@pytest.mark.parametrize(
+    ("looks", "changed"),
+    [
+        (2, {"prefix": "log/precious"}),
+        (2, {"prefix": "runs/1/0/1-7/../../../precious"}),
+        (1, {"target": "../precious.run"}),
+        (1, {"merging": {"inputs": ["../precious.run"]}}),
+    ],
+)
+def test_a_job_that_names_files_elsewhere_is_begun_again(
+    subtask: Subtask, looks: int, changed: dict[str, object]
+) -> None:
+    """Its checksum is right, but only another program can have written it."""
+    precious = subtask.local.directory.parent / "precious.run"
+    precious.write_bytes(b"precious")
+    subtask.batch({1: "a"})
+    subtask.batch({2: "b"})
+    grant = subtask.grant()
+    subtask.work(grant, looks=looks)
+    [state] = subtask.job.glob("*.json")
+    fields = json.loads(state.read_bytes())
+    assert bool(fields["merging"]["inputs"]) == (looks == 1), "merging, or merged and not stored"
+    kind = fields.pop("kind")
+    del fields["version"], fields["checksum"]
+    state.write_bytes(seal(defstruct("Job", list(fields))(**fields | changed), kind, 1))
+    subtask.work(grant)
+    done = subtask.attempt().result(grant)
+    assert done is not None
+    assert not done.failure
+    assert subtask.stored_state(done) == {1: "a", 2: "b"}
+    assert {info.name.rpartition("/")[0] for info in subtask.store.list()} == {grant.folder}
+    assert precious.read_bytes() == b"precious"
+
+
 def test_a_job_of_another_run_leaves_no_files(subtask: Subtask) -> None:
     """It is never gone on with, and no other job may ever be begun."""
     subtask.batch({1: "a"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -116,6 +117,28 @@ def test_a_write_that_is_interrupted_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         write(root, True)
     assert left(root) == []
+
+
+@pytest.mark.parametrize("write", [put, put_if_absent, merge, copy, snapshot, share])
+def test_a_file_that_cannot_be_given_its_name_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bool], None]
+) -> None:
+    LocalStore(tmp_path / "source").put("object", LARGE)
+    root = tmp_path / "disk"
+    root.mkdir()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        patched.setattr(os, "replace", refuse)
+        patched.setattr(os, "link", refuse)
+        with pytest.raises((OSError, StorageError), match="the disk fails"):
+            write(root, False)
+    assert left(root) == []
+    write(root, False)
+    assert len(left(root)) == 1
 
 
 def test_an_append_to_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path) -> None:

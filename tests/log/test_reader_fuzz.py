@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,17 @@ def test_an_index_of_any_content(content: object, payload: bytes) -> None:
     index = msgspec.msgpack.encode(content)
     read_log(FRAMES[0] + frame_of(index, payload) + FRAMES[1])
     read_log(frame_of(index, payload))
+
+
+def test_a_last_entry_that_is_as_it_was_written_is_not_taken_for_torn(tmp_path: Path) -> None:
+    """Nobody knows its form, and it has sectors of zeros; its checksums are right, so no crash has made it so."""
+    name = f"{PREFIX}/{1:020}.log"
+    LocalStore(tmp_path).put(name, FRAMES[0] + frame_of(bytes(2000)))
+    log = NumberedLog(LocalStore(tmp_path), PREFIX, ManualClock(), appends=True)
+    with pytest.raises(
+        CorruptionError, match=f"{name}: the log entry at offset {len(FRAMES[0])} is of an unknown form"
+    ):
+        log.read()
 
 
 @settings(max_examples=300)

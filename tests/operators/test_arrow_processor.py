@@ -323,6 +323,13 @@ NESTED = "s struct<total:bigint,at:struct<x:int>>, l array<struct<a:int>>, m map
             pa.array([[("k", {"c": 1})]], pa.map_(pa.string(), pa.struct([("c", pa.int32())]))),
             "'m', its values: takes the fields b, and got c",
         ),
+        (
+            "s",
+            pa.array([{"total": 1}], pa.struct([("total", pa.int64())])).cast(
+                pa.opaque(pa.struct([("total", pa.int64())]), "a struct", "another library")
+            ),
+            "'s' takes the fields total, at, and got total",
+        ),
     ],
 )
 def test_fields_are_matched_by_name_at_every_depth(name: str, column: Any, message: str) -> None:

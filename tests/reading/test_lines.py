@@ -249,18 +249,38 @@ def expected_difference(before: Model, after: Model, state: str) -> dict[Any, An
     return {entry: (old.get(entry), new.get(entry)) for entry in old | new if old.get(entry) != new.get(entry)}
 
 
+def require_difference(past: Past, state: str, sides: dict[Any, Model], before: Any, after: Any) -> None:
+    """Compare the difference between two checkpoints with that of their states."""
+    names = ["key_a", "key_b", *(["mapkey_field"] if state == "map" else [])]
+    rows = statelog.read_diff(past.location, before, after, state=state).read_all().to_pylist()
+    found = {tuple(row[name] for name in names): (row["before_field"], row["value_field"]) for row in rows}
+    assert found == expected_difference(sides[before], sides[after], state), (before, after)
+    assert len(found) == len(rows)
+
+
 @pytest.mark.parametrize("state", ["value", "map"])
 def test_a_difference_of_two_lines_is_that_of_their_states(past: Past, state: str) -> None:
     last = len(past.now) - 1
     named = {pin.name: past.models[batch] for batch, pin in past.pins.items()}
     kept = {batch: past.now[batch] for batch in (3, last - 1, last)}
     sides: dict[Any, Model] = named | kept
-    names = ["key_a", "key_b", *(["mapkey_field"] if state == "map" else [])]
     for before, after in itertools.permutations(sides, 2):
-        rows = statelog.read_diff(past.location, before, after, state=state).read_all().to_pylist()
-        found = {tuple(row[name] for name in names): (row["before_field"], row["value_field"]) for row in rows}
-        assert found == expected_difference(sides[before], sides[after], state), (before, after)
-        assert len(found) == len(rows)
+        require_difference(past, state, sides, before, after)
+
+
+@pytest.mark.parametrize(("batch", "batches"), [(7, 5), (9, 7)])
+def test_a_log_that_begins_behind_what_was_taken_back_does_not_lead_from_it(
+    tmp_path: Path, batch: int, batches: int
+) -> None:
+    """All changes after the batch are there, but they follow another checkpoint of it than the pinned one."""
+    past = Past(tmp_path / "query", rewind, batches, forgets=True)
+    [history] = past.query.query().histories.values()
+    assert history.changes_from == history.first_batch == batch + 1
+    pinned, last = past.pins[batch].name, len(past.now) - 1
+    sides: dict[Any, Model] = {pinned: past.models[batch], last: past.now[last]}
+    for state in ("value", "map"):
+        for before, after in ((pinned, last), (last, pinned)):
+            require_difference(past, state, sides, before, after)
 
 
 @pytest.mark.parametrize("state", STATES)

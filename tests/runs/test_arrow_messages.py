@@ -75,6 +75,17 @@ def test_a_buffer_that_declares_more_than_it_has_takes_no_memory(compression: st
     assert pool.max_memory() < 64 << 20
 
 
+@pytest.mark.parametrize("size_bytes", [1 << 40, 4])
+def test_a_compressed_buffer_ends_within_the_message(size_bytes: int) -> None:
+    """Its size limits how much it may become."""
+    batch = pa.record_batch({"n": pa.array(range(1000), pa.int64())})
+    data = message_of("lz4", batch)
+    pairs = (struct.pack("<qq", 0, length) for length in range(9, len(data)))
+    pair = next(pair for pair in pairs if pair in data)
+    with pytest.raises(MalformedMessage, match="a buffer reaches beyond the message"):
+        read(data.replace(pair, struct.pack("<qq", 0, size_bytes), 1), batch.nbytes, batch)
+
+
 def test_a_block_that_is_larger_than_its_footer_says_takes_no_memory() -> None:
     zeros = pa.record_batch({"n": pa.array(np.zeros(1 << 20, np.int64))})
     data = message_of("zstd", zeros)
@@ -145,6 +156,21 @@ def test_a_stream_is_checked_as_a_block_is() -> None:
             list(stream_batches(bytes(data[:length])))
     with pytest.raises(MalformedMessage):
         read_stream(b"nothing")
+
+
+def test_a_value_of_a_stream_outside_of_its_buffer_is_refused() -> None:
+    stream = BATCH.schema.serialize().to_pybytes() + with_buffer(1, 1, put(5, 1 << 30))
+    with pytest.raises(MalformedMessage, match="do not ascend"):
+        list(stream_batches(stream))
+
+
+def test_a_stream_of_types_whose_values_are_elsewhere_is_refused() -> None:
+    batch = pa.record_batch({"x": pa.array(["a"]).dictionary_encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(MalformedMessage, match="the field 'x' has the type"):
+        read_stream(sink.getvalue().to_pybytes())
 
 
 @pytest.mark.parametrize(

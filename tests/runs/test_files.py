@@ -101,6 +101,26 @@ def test_empty_run() -> None:
     assert run.section(VALUE) is None
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("hash", [0, 1, 0, 1], "its hashes are not in order"),
+        ("hash", [1, 1, 0, 0], "its hashes are not in order"),
+        ("key", [b"a", None, b"b", b"c"], "a key is null"),
+        ("entry", [b"", b"", b"", None], "a key is null"),
+        ("op", [0, 1, 2, 9], "it has unknown operations"),
+    ],
+)
+def test_a_block_that_cannot_be_searched_is_damaged(column: str, values: list[Any], message: str) -> None:
+    """Its checksum is right, but only another program can have written it."""
+    rows = mixed_batch(4)
+    place = rows.schema.get_field_index(column)
+    rows = rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))
+    run = Run(pa.py_buffer(encode_run([StateChanges(MIXED, [rows])], compression=None, block_rows=10)), "x")
+    with pytest.raises(CorruptionError, match=f"are not rows of its state: {message}"):
+        run.verify()
+
+
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
 def test_every_flipped_byte_is_recognised(compression: str | None) -> None:
     data = encode_run([StateChanges(MIXED, [mixed_batch(4)])], compression=compression, block_rows=2)

@@ -8,15 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statelog import Options, Tuning
+from statelog import Options, StorageError, Tuning
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
 from statelog.runs.writer import encode_run
-from statelog.storage import LocalStore
+from statelog.storage import LocalStore, Store
 from statelog.tables.runs import RunsTable
 from statelog.tasks.changeset import ChangesetWriter
+from statelog.testing.faults import FaultPlan, FaultStore
 from tests.attempts import make_attempt, make_begun
 
 HEAD = bytes(range(16))
@@ -58,7 +59,7 @@ class Subtask:
     """An attempt that writes its changes."""
 
     def __init__(self, folder: Path, *, part_bytes: int = 100, inline_bytes: int = 0) -> None:
-        self.store = LocalStore(folder / "store")
+        self.store: Store = LocalStore(folder / "store")
         self.local = LocalRuns(folder / "local")
         self.changes = Given()
         options = Options(max_in_flight_bytes=1000, tuning=Tuning(upload_part_bytes=part_bytes, upload_threads=1))
@@ -114,6 +115,16 @@ def test_a_part_is_taken_as_soon_as_there_is_enough_for_it(tmp_path: Path) -> No
         subtask.offer([count])
         left.append(subtask.changes.unstored_bytes)
     assert left == [9, 0, 3]
+
+
+def test_changes_that_could_not_be_uploaded_leave_no_local_run(tmp_path: Path) -> None:
+    """The next attempt would take it for that of a checkpoint."""
+    subtask = Subtask(tmp_path)
+    subtask.store = FaultStore(subtask.store, FaultPlan.seeded(0, rate=1.0))
+    subtask.offer([7])
+    with pytest.raises(StorageError):
+        subtask.writer.finish(subtask.local, 50)
+    assert [path.name for path in subtask.local.directory.glob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize(("inline_bytes", "is_object"), [(5, False), (4, True)])

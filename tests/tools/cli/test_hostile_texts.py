@@ -11,6 +11,7 @@ import pytest
 import statelog
 from statelog.__main__ import main
 from statelog.shown import plain_text
+from statelog.tools.cli.shown import cell_text, show_table
 from tests.model.engine import Engine
 from tests.reading.story import hash_of
 
@@ -48,6 +49,27 @@ def test_no_command_writes_control_characters(
     shown = capsys.readouterr()
     text = shown.out + shown.err
     assert text
+    assert [line for line in text.split("\n") if plain_text(line) != line] == []
+
+
+def test_a_table_shows_headings_and_cells_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of columns come from a store, too."""
+    show_table(EVIL, [EVIL])
+    text = capsys.readouterr().out
+    assert [line for line in text.split("\n") if plain_text(line) != line] == []
+    assert r"\x1b[2J\x1b[31mPAID\x1b[0m" in text
+
+
+def test_a_value_stays_on_its_line(location: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["scan", location, "--state", "list"])
+    shown = capsys.readouterr().out
+    assert shown.count(r"a\nWARN forged line") == 2, "as key and as value"
+    assert cell_text("owner", "a\nWARN") == cell_text("uids", ("a\nWARN",)) == r"a\nWARN"
+
+
+def test_a_notebook_shows_escapes_as_text(location: str) -> None:
+    text = repr(statelog.show(location))
+    assert r"<b>op\x1b[31m\u202e: checkpoint" in text
     assert [line for line in text.split("\n") if plain_text(line) != line] == []
 
 
