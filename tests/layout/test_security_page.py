@@ -45,6 +45,7 @@ HELD_BY = {
         "log/test_stored_names.py::test_an_identity_that_leads_elsewhere_is_refused",
         "log/test_stored_names.py::test_a_pin_that_names_another_object_is_refused",
         "log/test_stored_names.py::test_a_file_of_a_manifest_that_is_elsewhere_is_refused",
+        "local/test_materializer.py::test_a_job_that_names_files_elsewhere_is_begun_again",
         "runs/test_stored_bytes.py::test_damaged_files_of_every_kind",
     ],
     "An object of another location is read if a document names it as that of a parent.": [
