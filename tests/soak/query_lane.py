@@ -294,7 +294,7 @@ class QueryLife:
     def _require_fenced(self, failure: Failed) -> None:
         is_fenced = failure.kind in _FENCED or failure.is_injected or _OWNER_UNKNOWN in failure.text
         # Where Spark lost commits, the newer start has planned the batch anew, at another time.
-        is_fenced |= self._is_asynchronous and failure.kind is ErrorKind.STALE_DATAFRAME
+        is_fenced |= self._is_asynchronous and failure.kind == ErrorKind.STALE_DATAFRAME
         self._require(is_fenced, f"a superseded start fails with {failure.kind}: {failure}")
 
     def _end_former(self, former: Former, *, in_order: bool) -> None:
