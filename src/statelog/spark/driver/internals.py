@@ -6,6 +6,7 @@ Those of executors are in `executor_internals`; there are no others.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -411,6 +412,37 @@ def checkpoint_files(session: SparkSession, location: str) -> tuple[Any, Callabl
     root = path.getFileSystem(configuration).makeQualified(path)
     managers = reduce(getattr, f"{CHECKPOINT_FILES}.CheckpointFileManager".split("."), jvm)
     return managers.create(root, configuration), lambda name: new_path(root, name), str(root.toString())
+
+
+def hadoop_settings(session: SparkSession, prefix: str) -> dict[str, str]:
+    """The session's settings of Hadoop whose names begin with a prefix; some are secrets, and none is logged."""
+    with _without_debug_log():
+        found = _hadoop_configuration(session).getPropsWithPrefix(prefix)
+        return {f"{prefix}{name}": str(value) for name, value in found.items()}
+
+
+@contextmanager
+def _without_debug_log() -> Iterator[None]:
+    """Keep what this thread gets from the JVM out of Py4J's debug log, which has every answer."""
+    thread = threading.get_ident()
+
+    def is_of_another(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers = [logging.getLogger(f"py4j.{name}") for name in ("clientserver", "java_gateway")]
+    for logger in loggers:
+        logger.addFilter(is_of_another)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_of_another)
+
+
+def hadoop_version(session: SparkSession) -> str:
+    """The version of the session's Hadoop."""
+    jvm: Any = session._jvm
+    return str(jvm.org.apache.hadoop.util.VersionInfo.getVersion())
 
 
 def _hadoop_configuration(session: SparkSession) -> Any:
