@@ -33,8 +33,8 @@ class StoreJob(Job):
         return self.spelled or f"{self.folder}/checkpoint"
 
     def names(self, folder: str = "") -> list[str]:
-        """The objects in a folder of the checkpointLocation, without Spark."""
-        return [info.name for info in open_store(f"{self.folder}/checkpoint").list(folder)]
+        """The objects in a folder of the checkpointLocation, without Spark; not the empty ones that mark folders."""
+        return [info.name for info in open_store(f"{self.folder}/checkpoint").list(folder) if info.size_bytes]
 
     def ends(self) -> dict[int, int]:
         store = open_store(f"{self.folder}/checkpoint")

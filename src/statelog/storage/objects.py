@@ -111,10 +111,10 @@ def _make_client(bucket: Bucket, settings: Mapping[str, str], hadoop: S3aSetting
     _require_addresses(settings, "environment's")
     profile, credentials = profile_arguments(settings) if bucket.service == "s3" else ({}, {})
     _require_addresses(profile, "profile's")
-    added = {} if hadoop is None else hadoop.added(bucket.name, settings)
+    added = {} if hadoop is None else hadoop.added(bucket.name, {**settings, **profile})
     # Limits go among the settings: client_options would replace those of the environment.
     limits = {"timeout": f"{round(bucket.timeout_s * 1000)} ms", "connect_timeout": _CONNECT_TIMEOUT}
-    config: Any = {**added, **profile, **limits}
+    config: Any = {**profile, **added, **limits}
     # No retries by the client: it would mistake an object that its own first attempt created for another writer's.
     name, _, account = bucket.name.partition("@")
     if account:
