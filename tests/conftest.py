@@ -58,6 +58,7 @@ _SLOW = (
     "tests/model",
     "tests/packaging",
     "tests/s3",
+    "tests/s3a",
     "tests/soak",
     "tests/spark",
     "tests/coordinator/test_crash_points.py",
@@ -192,6 +193,7 @@ _LONGEST = (
     "tests/spark/",
     "tests/kafka/",
     "tests/hdfs/",
+    "tests/s3a/",
     "tests/cluster/",
     "tests/examples/",
     "tests/docs/",
@@ -221,10 +223,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from tests.kafka.jars import connector_settings
+    from tests.s3a.jars import session_jars
     from tests.spark.support import make_session
 
     os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark-local"))
-    session = make_session(settings=connector_settings())
+    settings = connector_settings()
+    jars = ",".join([*filter(None, [settings.get("spark.jars", "")]), *session_jars()])
+    session = make_session(settings={**settings, "spark.jars": jars} if jars else {})
     yield session
     session.stop()
 

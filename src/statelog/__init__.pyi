@@ -80,6 +80,7 @@ from .reading.stats import KeyStats, OperatorStats, StateStats, stats
 from .reading.verify import Damage, Verified, verify
 from .runs.times import Ttl, Watermark
 from .spark.driver.endpoint import error_of
+from .spark.driver.hadoop_credentials import use_s3a_settings
 from .spark.plan.placement import spark_conf
 from .spark.source.data_source import StateSource
 from .storage import ObjectInfo, Store, register_store
@@ -224,6 +225,7 @@ __all__ = [
     "stats",
     "ui",
     "unpin",
+    "use_s3a_settings",
     "verify",
     "write_ahead",
 ]

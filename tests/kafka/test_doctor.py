@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog import Finding
-from statelog.spark.driver import internals
+from statelog.spark.driver import kafka_client
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.topics import Topics
 from tests.servers import free_ports
@@ -46,6 +46,6 @@ def test_brokers_that_do_not_answer(broker: KafkaBroker, spark: SparkSession, tm
 
 
 def test_a_session_without_the_connector(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internals, "has_kafka_connector", lambda _: False)
+    monkeypatch.setattr(kafka_client, "has_kafka_connector", lambda _: False)
     [found] = diagnosed(tmp_path, "127.0.0.1:9092")
     assert found == ("error", "driver", "The session has no Kafka connector.")

@@ -31,7 +31,7 @@ ACROSS = {
         "hdfs",
         "kafka",
     ),
-    *("layout", "model", "mutation", "packaging", "s3", "soak"),
+    *("layout", "model", "mutation", "packaging", "s3", "s3a", "soak"),
 }
 """Folders of tests that are not of one package; `core` is of the modules beside the packages."""
 

@@ -17,6 +17,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.storage.location import AZURE_HOST, ObjectLocation
+from statelog.storage.s3a import S3aSettings, adopted_s3a
 from statelog.storage.store import ObjectInfo, Store
 
 # ---- Clients: made at the first request, shared within a process, never used across a fork ----
@@ -56,7 +57,7 @@ class Clients:
     """
 
     def __init__(self) -> None:
-        self._made: dict[Bucket, tuple[dict[str, str], Client]] = {}
+        self._made: dict[Bucket, tuple[tuple[dict[str, str], S3aSettings | None], Client]] = {}
         self._were_used = False
         self._is_fork = False
         os.register_at_fork(after_in_child=self._start_fork)
@@ -75,11 +76,12 @@ class Clients:
             )
         prefix = _SETTINGS[bucket.service]
         settings = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+        hadoop = adopted_s3a() if bucket.service == "s3" else None
         made_with, client = self._made.get(bucket, (None, None))
-        if client is None or made_with != settings:
-            client = _make_client(bucket, settings)
+        if client is None or made_with != (settings, hadoop):
+            client = _make_client(bucket, settings, hadoop)
             self._were_used = True  # first, as another thread may fork at any time
-            self._made[bucket] = settings, client
+            self._made[bucket] = (settings, hadoop), client
         return client
 
     def forget(self, bucket: Bucket) -> None:
@@ -101,14 +103,18 @@ def _require_addresses(settings: Mapping[str, str], whose: str) -> None:
             )
 
 
-def _make_client(bucket: Bucket, settings: Mapping[str, str]) -> Client:
-    """Make a client; everything but bucket and limits comes from the environment, or the profile that it names."""
+def _make_client(bucket: Bucket, settings: Mapping[str, str], hadoop: S3aSettings | None) -> Client:
+    """Make a client; everything but bucket and limits comes from the environment, the profile that it names, or Hadoop.
+
+    `settings` are the environment's.
+    """
     _require_addresses(settings, "environment's")
     profile, credentials = profile_arguments(settings) if bucket.service == "s3" else ({}, {})
     _require_addresses(profile, "profile's")
+    added = {} if hadoop is None else hadoop.added(bucket.name, {**settings, **profile})
     # Limits go among the settings: client_options would replace those of the environment.
     limits = {"timeout": f"{round(bucket.timeout_s * 1000)} ms", "connect_timeout": _CONNECT_TIMEOUT}
-    config: Any = {**profile, **limits}
+    config: Any = {**profile, **added, **limits}
     # No retries by the client: it would mistake an object that its own first attempt created for another writer's.
     name, _, account = bucket.name.partition("@")
     if account:

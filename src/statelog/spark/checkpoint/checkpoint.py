@@ -253,7 +253,9 @@ class StoreFiles(SparkFiles):
         self._store = store
 
     def list(self, folder: str) -> list[str]:
-        return [info.name for info in self._store.list(f"{folder}/")]
+        listed = self._store.list(f"{folder}/")
+        # In a bucket, Hadoop marks a folder with an empty object, whose name the client gives without its last slash.
+        return [info.name for info in listed if info.size_bytes or self._store.can_append]
 
     def read(self, name: str) -> bytes:
         return self._store.read(name)

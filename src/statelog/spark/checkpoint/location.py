@@ -139,8 +139,25 @@ class HadoopFiles(SparkFiles):
                 self._manager.delete(path)
                 self._create(path, data)
 
-    def _create(self, path: Any, data: bytes) -> None:
-        stream = self._manager.createAtomic(path, True)
+    def create(self, name: str, data: bytes) -> None:
+        """Write a file as Spark writes one that must not be there yet; StorageError if it is there."""
+        with self._reported("create", name):
+            path = self._path(name)
+            self._manager.mkdirs(path.getParent())
+            self._create(path, data, replaces=False)
+
+    def delete(self, name: str) -> None:
+        """Delete a file, or a folder with all that is in it; nothing happens if there is none."""
+        with self._reported("delete", name):
+            self._manager.delete(self._path(name))
+
+    @property
+    def manager(self) -> str:
+        """The name of the class by which Spark manages its files there."""
+        return str(self._manager.getClass().getSimpleName())
+
+    def _create(self, path: Any, data: bytes, *, replaces: bool = True) -> None:
+        stream = self._manager.createAtomic(path, replaces)
         try:
             stream.write(data)
         except Py4JJavaError:
@@ -154,8 +171,7 @@ class HadoopFiles(SparkFiles):
         if data is None:
             return
         self.write(target, data)
-        with self._reported("delete", source):
-            self._manager.delete(self._path(source))
+        self.delete(source)
 
     @contextmanager
     def _reported(self, operation: str, name: str = "") -> Iterator[None]:

@@ -1,15 +1,16 @@
 """Uses of Spark's private parts: sessions, plans, queries and their files; verified with Spark 4.3.
 
-Those of executors are in `executor_internals`; there are no others.
+Those of executors are in `executor_internals`, that of Kafka's client in `kafka_client`; there are no others.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, ClassVar, Final
@@ -385,62 +386,6 @@ class _QueryListener:
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
-# ---- Kafka ----
-
-
-class KafkaError(Exception):
-    """What Kafka's client says."""
-
-
-_KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
-_KAFKA_CALL_MS: Final = "default.api.timeout.ms", "request.timeout.ms"
-
-
-def has_kafka_connector(session: SparkSession) -> bool:
-    """Whether the session has Spark's source and sink for Kafka."""
-    jvm: Any = session._jvm
-    try:
-        jvm.org.apache.spark.util.Utils.classForName(_KAFKA_SOURCE, False, False)
-    except Py4JJavaError:
-        return False
-    return True
-
-
-def kafka_cluster(
-    session: SparkSession, settings: Mapping[str, str], topics: Iterable[str], timeout_s: float
-) -> tuple[list[tuple[str, int]], dict[str, int]]:
-    """The addresses that the brokers of a cluster advertise, and how many partitions those topics have that exist.
-
-    `settings` are those of Kafka's client, which the connector brings. Raises KafkaError if the client cannot be made,
-    or no broker answers.
-    """
-    jvm: Any = session._jvm
-    properties = jvm.java.util.Properties()
-    for name, value in {**dict.fromkeys(_KAFKA_CALL_MS, str(int(timeout_s * 1000 / 3))), **settings}.items():
-        properties.setProperty(name, value)
-    try:
-        client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
-        try:
-            nodes = client.describeCluster().nodes().get().toArray()
-            brokers = [(str(node.host()), int(node.port())) for node in nodes]
-            names = client.listTopics().names().get()
-            wanted = [topic for topic in topics if names.contains(topic)]
-            described = client.describeTopics(wanted).allTopicNames().get()
-            partitions = {str(name): len(described[name].partitions()) for name in described}
-        finally:
-            client.close(jvm.java.time.Duration.ofSeconds(1))
-    except Py4JJavaError as error:
-        raise KafkaError(_kafka_reason(error.java_exception)) from None
-    return brokers, partitions
-
-
-def _kafka_reason(error: Any) -> str:
-    """The first cause of a Kafka client's error, whose outer ones only say that it failed."""
-    while error.getCause() is not None:
-        error = error.getCause()
-    return f"{_class_name(error)}: {error.getMessage()}"
-
-
 # ---- Files of a checkpointLocation ----
 
 
@@ -475,6 +420,37 @@ def checkpoint_files(session: SparkSession, location: str) -> tuple[Any, Callabl
     root = path.getFileSystem(configuration).makeQualified(path)
     managers = reduce(getattr, f"{CHECKPOINT_FILES}.CheckpointFileManager".split("."), jvm)
     return managers.create(root, configuration), lambda name: new_path(root, name), str(root.toString())
+
+
+def hadoop_settings(session: SparkSession, prefix: str) -> dict[str, str]:
+    """The session's settings of Hadoop whose names begin with a prefix; some are secrets, and none is logged."""
+    with _without_debug_log():
+        found = _hadoop_configuration(session).getPropsWithPrefix(prefix)
+        return {f"{prefix}{name}": str(value) for name, value in found.items()}
+
+
+@contextmanager
+def _without_debug_log() -> Iterator[None]:
+    """Keep what this thread gets from the JVM out of Py4J's debug log, which has every answer."""
+    thread = threading.get_ident()
+
+    def is_of_another(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers = [logging.getLogger(f"py4j.{name}") for name in ("clientserver", "java_gateway")]
+    for logger in loggers:
+        logger.addFilter(is_of_another)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_of_another)
+
+
+def hadoop_version(session: SparkSession) -> str:
+    """The version of the session's Hadoop."""
+    jvm: Any = session._jvm
+    return str(jvm.org.apache.hadoop.util.VersionInfo.getVersion())
 
 
 def _hadoop_configuration(session: SparkSession) -> Any:

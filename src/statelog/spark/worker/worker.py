@@ -44,6 +44,7 @@ from statelog.rpc.messages import Acked, Begun, Reply, Request, TaskId
 from statelog.shown import redact_messages
 from statelog.storage import Store
 from statelog.storage.open import REGISTERED, require_shared
+from statelog.storage.s3a import PREFIX, adopt_s3a, adopted_s3a
 from statelog.tasks.attempt import Attempt, Task, WorkerMemory
 
 HASH_COLUMN: Final = "__statelog_hash"
@@ -311,7 +312,7 @@ def _scratch_directory() -> Path | None:
     return Path(first) if first else None
 
 
-# ---- Stores that the driver's program has registered ----
+# ---- Stores that the driver's program has registered, and its settings for S3 ----
 
 
 _Argument = TypeVar("_Argument")
@@ -321,8 +322,13 @@ _adopted: Final[dict[str, bytes]] = {}
 
 
 def pickled_stores() -> dict[str, bytes]:
-    """The registered factories, pickled, by scheme; raises ConfigurationError if one cannot be pickled."""
+    """The registered factories, pickled, by scheme, and Hadoop's settings for S3 by their prefix if they are used.
+
+    Raises ConfigurationError if a factory cannot be pickled.
+    """
     pickled: dict[str, bytes] = {}
+    if (hadoop := adopted_s3a()) is not None:
+        pickled[PREFIX] = _dumps(hadoop)
     for scheme, factory in dict(REGISTERED).items():
         try:
             pickled[scheme] = cloudpickle.dumps(factory)  # type: ignore[no-untyped-call]  # no types there
@@ -335,9 +341,13 @@ def pickled_stores() -> dict[str, bytes]:
 
 
 def adopt_stores(pickled: Mapping[str, bytes]) -> None:
-    """Register the driver's factories in this Python worker; raises ConfigurationError if one cannot be loaded."""
+    """Register the driver's factories in this Python worker, and use its settings for S3.
+
+    Raises ConfigurationError if a factory cannot be loaded.
+    """
+    adopt_s3a(pickle.loads(pickled[PREFIX]) if PREFIX in pickled else None)
     for scheme, data in pickled.items():
-        if _adopted.get(scheme) == data:
+        if scheme == PREFIX or _adopted.get(scheme) == data:
             continue
         try:
             factory = pickle.loads(data)

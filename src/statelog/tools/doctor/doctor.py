@@ -23,6 +23,7 @@ from statelog.spark.plan.checks import check_options, checked_location
 from statelog.spark.worker.worker import DriverAddress, pickled_stores
 from statelog.storage import Store
 from statelog.storage.location import scheme_of
+from statelog.tools.doctor import checkpoint_location as spark_places
 from statelog.tools.doctor import kafka as brokers
 from statelog.tools.doctor import location as places
 from statelog.tools.doctor.executor_work import STUCK_STORE, ExecutorWork, executor_function
@@ -174,11 +175,19 @@ class _Diagnosis:
                 places.CHECK, lambda: places.check_from_driver(store, probe, self.place, SystemClock(), traces)
             )
             is_fit = all(finding.level != "error" for finding in findings)
+            findings += self._of_spark_s_files(session, probe.location, store if is_fit else None)
             findings += self._of_executors(session, store, probe if is_fit else None)
         finally:
             findings += self._limited(places.CHECK, lambda: places.remove_probe(store, probe, self.place, traces))
             store.close()
         return findings
+
+    def _of_spark_s_files(self, session: SparkSession | None, location: str, store: Store | None) -> list[Finding]:
+        """Check that Spark can have its checkpoint there, if that is a matter of settings."""
+        if session is None or scheme_of(location) != spark_places.SCHEME:
+            return []
+        check = partial(spark_places.check_checkpoint_location, session, location, store, self.place)
+        return run_limited([Check(spark_places.CHECK, self.place, check, spark_places.STUCK)], self._timeout_s)
 
     def _of_executors(
         self, session: SparkSession | None, store: Store | None, probe: places.Probe | None

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from statelog.clock import Clock
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.spark.driver import internals
-from statelog.spark.driver.internals import KafkaError
+from statelog.spark.driver import kafka_client
+from statelog.spark.driver.kafka_client import KafkaError
 from statelog.tools.doctor.finding import Findings, Place
 
 CHECK: Final = "kafka"
@@ -47,7 +47,7 @@ def check_from_driver(
 ) -> Findings:
     """Ask the cluster, with the connector's client, for its brokers and for the topics; note the brokers' addresses."""
     servers = options[_SERVERS]
-    if not internals.has_kafka_connector(session):
+    if not kafka_client.has_kafka_connector(session):
         yield place.error(
             CHECK,
             "The session has no Kafka connector.",
@@ -58,7 +58,7 @@ def check_from_driver(
     client = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
     topics = [one.strip() for name in _TOPICS for one in options.get(name, "").split(",") if one.strip()]
     try:
-        found, partitions = internals.kafka_cluster(session, client, topics, timeout_s)
+        found, partitions = kafka_client.kafka_cluster(session, client, topics, timeout_s)
     except KafkaError as error:
         yield place.error(
             CHECK,
