@@ -291,6 +291,7 @@ class Life:
         for attempt in range(1, 100):
             if self._try_batch(last, [expected], rng):
                 break
+            self._guaranteed = min(self._guaranteed, self._least - 1)  # as of any batch
             self._mood = Mood() if attempt > 5 else self._mood
         self._guaranteed = min(self._guaranteed + 1, self._least)
 
