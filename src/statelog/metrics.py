@@ -29,7 +29,7 @@ class Metric(StrEnum):
 
     STATE_FETCHES = "state_fetches", "Tasks that fetched state, because their executor had none or not all of it."
     MATERIALIZATION_UPLOADS = "materialization_uploads", "Objects with materialized state that were written."
-    UPLOAD_REQUESTS = "upload_requests", "Objects to be written, of changes and of materialized state."
+    UPLOAD_REQUESTS = "upload_requests", "Objects with changes or materialized state that were to be written."
     UPLOAD_FAILURES = "upload_failures", "Objects that could not be written by any attempt."
     UPLOAD_RETRIES = "upload_retries", "Attempts started because the previous one had failed."
     UPLOAD_HEDGES = "upload_hedges", "Attempts started because the previous one took long."
@@ -303,7 +303,7 @@ class CheckpointMetrics:
     )
     needed_bytes: int = _number("The part of these files that is still needed.", "bytes", default=0)
     restore_s: float = _number(
-        "Longest time of a subtask from the answer to its begin until its state could be read.",
+        "Longest time that a subtask needed at the beginning of the batch until its state could be read.",
         "seconds",
         adds_up=True,
         default=0.0,

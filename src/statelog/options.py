@@ -204,34 +204,34 @@ class Options:
     ``driver_timeout_s``, ``heartbeat_s``, ``placement``, and some of ``tuning``. They must be equal in all operators of
     a query; a start with different values is refused. The others are each operator's own.
 
-    Options that end in ``_s`` take a number of seconds, a ``datetime.timedelta``, or words as in Spark, such as
+    Options that end in ``_s`` take a number of seconds, a ``datetime.timedelta``, or a string as in Spark, such as
     ``"1 hour 30 minutes"``.
 
     Parameters
     ----------
     table : {"runs", "memory", "rocksdb"}
-        Where tasks look up state: in the sorted changesets themselves, in dictionaries in each Python worker's
-        memory, or in RocksDB databases beside the local copies (``pip install statelog[rocksdb]``).
+        Where tasks look up state: in the sorted changesets themselves, in dictionaries in the memory of each
+        Python worker, or in RocksDB databases next to the local copies (``pip install statelog[rocksdb]``).
     file_merging : {"auto", "across", "within", "off"}
         Which changesets share a file: those of successive checkpoints (across), those of one checkpoint (within), or
-        none (off): then every subtask writes a file per checkpoint. ``auto`` is ``across`` where the storage can
-        append, else ``within``.
+        none (off), so that every subtask writes a file per checkpoint. ``auto`` means ``across`` if the storage can
+        append, and ``within`` otherwise.
     max_space_amplification : float
         Upper bound of the space amplification of all operators of the query: the size of the files that hold snapshots,
-        large changesets and materialized runs, per byte of them that retained checkpoints need; at least 1. Above it,
-        what is needed of the files with the most garbage is stored again: snapshots with the next checkpoint, keyed
-        state by a materialization.
+        large changesets and materialized runs, divided by the bytes in them that retained checkpoints need; at least
+        1. Above it, the needed parts of the files with the most garbage are stored again: snapshots with the next
+        checkpoint, keyed state by a materialization.
     retained_checkpoints : int
         Number of newest checkpoints that can be restored; at least 2. Files that only older ones need are deleted:
         unkeyed state at once, changesets of keyed state once the state is materialized.
     retained_s : mapping of float, timedelta or str to the same
-        Checkpoints that can be read for longer: the first one of each interval of so many seconds, and for how many
-        seconds. ``{60: 3600, 3600: 86400}`` keeps one of each minute for an hour and one of each hour for a day. See
+        Checkpoints that can be read for longer: the key is an interval, of which the first checkpoint is kept, and the
+        value is how long. ``{60: 3600, 3600: 86400}`` keeps one per minute for an hour and one per hour for a day. See
         docs/reading-state.md.
     materialization_interval_s : float, timedelta or str
         How often each subtask materializes its state if it has changes; subtasks do it at different times.
     replay_budget_s : float, timedelta or str
-        A subtask materializes earlier if a restart would need longer than this, by estimate, to read its changesets.
+        A subtask materializes earlier if a restart is estimated to need longer than this to read its changesets.
     restore_deadline_s : float, timedelta, str or None
         A subtask that takes longer to restore its state, its RocksDB table included, fails and names the missing
         part. None for no limit.
@@ -247,17 +247,17 @@ class Options:
     max_in_flight_bytes : int
         A subtask waits while more bytes than this are being written.
     local_directory : str or None
-        Directory of the local copies of runs. None for Spark's scratch directory, which ends with the application; in
-        a directory of your own the copies outlive it.
+        Directory of the local copies of runs. None for Spark's scratch directory, which is removed with the
+        application; in a directory of your own the copies outlive it.
     plain_local_files : bool
         Whether local copies of state may be stored although ``spark.io.encryption.enabled`` is true: statelog maps
-        them into memory, so it cannot encrypt them. Without it such an application is refused.
+        them into memory, so it cannot encrypt them. Otherwise such an application is refused.
     redact_keys : bool
-        Whether dots stand for keys and values in the metrics, the messages and the pages of this operator. The texts of
-        exceptions that your code or a library raises stay as they are.
+        Whether the metrics, messages and pages of this operator show dots instead of keys and values. The texts of
+        exceptions raised by your code or a library are not changed.
     placement : {"auto", "on", "off"}
         Whether a subtask stays on the executor that has its local files. ``auto`` does so if the application can have
-        more than one executor and Spark has been given ``statelog.spark_conf()``. See docs/placement.md.
+        more than one executor and its Spark configuration includes ``statelog.spark_conf()``. See docs/placement.md.
     heartbeat_s : float, timedelta, str or None
         Run a batch at least this often, even without data, so that timers and windows in processing time fire; at
         least 0.1. None for no heartbeat. The trigger ``availableNow`` ignores it. See docs/time.md for setting or
