@@ -37,7 +37,7 @@ def told(text: str, state: str) -> dict[str, Any]:
             "queries",
             "batches,kills,failed tasks,lost outputs,speculative attempts,drivers cut off,"
             "attempts of superseded starts,incomplete batches,renames,branches,pins,batches followed,deletions by hand,"
-            "jumps of clocks,reads from outside",
+            "jumps of clocks,lost commits,reads from outside",
         ),
     ],
 )
