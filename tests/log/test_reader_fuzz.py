@@ -72,7 +72,7 @@ def test_an_index_of_any_content(content: object, payload: bytes) -> None:
 
 
 def test_a_last_entry_that_is_as_it_was_written_is_not_taken_for_torn(tmp_path: Path) -> None:
-    """Nobody knows its form, and it has sectors of zeros; its checksums are right, so no crash has made it so."""
+    """Its form is unknown, and it contains sectors of zeros. Its checksums are correct, so a crash is not the cause."""
     name = f"{PREFIX}/{1:020}.log"
     LocalStore(tmp_path).put(name, FRAMES[0] + frame_of(bytes(2000)))
     log = NumberedLog(LocalStore(tmp_path), PREFIX, ManualClock(), appends=True)

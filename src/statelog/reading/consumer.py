@@ -291,7 +291,7 @@ class ChangeConsumer:
             for pin in self._pins_from(first):
                 query = if_present(partial(pin.query, self.point.store))
                 if query is None:
-                    continue  # for whoever has deleted what it names, the pin's time is over
+                    continue  # the query considers the pin expired, and has deleted its files
                 history = query.histories[self.point.identity]
                 for entry in query.entries:
                     if entry.id not in pinned or pinned[entry.id][0].revision < entry.revision:

@@ -11,13 +11,13 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
 import pyspark
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, SparkFiles
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -123,7 +123,8 @@ def cancel_jobs(session: SparkSession, run_id: str, error: StatelogError) -> Non
     """Let the running jobs of a start of a query fail with an error, unless the session has been stopped."""
     context: Any = session.sparkContext
     if context._jsc is not None:
-        context._jsc.sc().cancelJobGroup(run_id, "".join(traceback.format_exception(error)))
+        with suppress(Py4JError):  # it is stopping, and its jobs end anyway
+            context._jsc.sc().cancelJobGroup(run_id, "".join(traceback.format_exception(error)))
 
 
 def active_queries(session: SparkSession) -> list[StreamingQuery]:
