@@ -130,6 +130,14 @@ def test_a_damaged_file_is_read_again(tmp_path: Path) -> None:
     assert store.reads == {"object": 2}
 
 
+def test_a_read_lists_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart may share thousands of extents, each in a file of the same folder."""
+    store, extent = prepared(tmp_path)
+    monkeypatch.setattr(os, "scandir", None)
+    monkeypatch.setattr(os, "listdir", None)
+    assert SharedReads(tmp_path / "shared", "run", 3, "one").read(store, extent) == b"cde"
+
+
 def test_discarding_leaves_what_others_write(tmp_path: Path) -> None:
     store, extent = prepared(tmp_path)
     shared = SharedReads(tmp_path / "shared", "run", 3, "one")

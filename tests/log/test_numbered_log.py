@@ -124,7 +124,7 @@ def test_a_claim_stays_after_an_entry_whose_write_failed(tmp_path: Path) -> None
 def test_a_claim_that_finds_the_newest_file_gone_looks_again(tmp_path: Path) -> None:
     """The newest run has ended without a checkpoint, and has removed its claim."""
     make_log(LocalStore(tmp_path)).claim(make_claim("a"))
-    gone = FaultPlan.at("size_bytes", action=lambda: LocalStore(tmp_path).delete([name_of(1)]))
+    gone = FaultPlan.at("read", action=lambda: LocalStore(tmp_path).delete([name_of(1)]))
     late = make_log(FaultStore(LocalStore(tmp_path), gone))
     assert late.claim(make_claim("b")) == []
     assert late.number == 1
@@ -158,8 +158,8 @@ def test_a_start_whose_claim_failed_claims_again(tmp_path: Path, when: Literal["
 
 def test_a_claim_fails_if_the_store_does(tmp_path: Path) -> None:
     make_log(LocalStore(tmp_path)).claim(make_claim("a"))
-    failing = make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("size_bytes")))
-    with pytest.raises(StorageError, match="size_bytes"):
+    failing = make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("read")))
+    with pytest.raises(StorageError, match="read"):
         failing.claim(make_claim("b"))
     assert numbers(tmp_path) == [1]
 

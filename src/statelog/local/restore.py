@@ -171,8 +171,6 @@ class SharedReads:
             found = _checked(path)
             if found is not None:
                 return found
-            for left in self._folder.glob(f"{path.name}.*.tmp"):
-                left.unlink(missing_ok=True)  # of a process that was killed: it held the lock
             data = store.read(extent.name, offset=extent.offset, length=extent.length)
             temporary = Path(f"{path}.{self._token}.tmp")
             write_file(temporary, data + xxhash.xxh3_64_digest(data))

@@ -101,7 +101,7 @@ class NumberedLog:
         max_file_bytes: int = 32 << 20,
         min_age_s: float = 60.0,
         remembers: bool = False,
-        reads_at_once: int = 32,
+        reads_at_once: int = 64,
     ) -> None:
         self._store = store
         self._reads_at_once = reads_at_once
@@ -160,8 +160,9 @@ class NumberedLog:
         tried, self._lost, self._is_in_doubt = self._tried, "its claim failed", False
         while True:
             looked_s = self._now_s()
-            newest = max(self._files(), default=0)
-            head = self._first_entry(newest)
+            files = self._files()
+            newest = max(files, default=0)
+            head = self._first_entry(files[newest]) if newest else None
             if newest and head is None:
                 continue
             epoch = 0 if head is None else head.epoch
@@ -433,11 +434,12 @@ class NumberedLog:
             raise damaged_log(name, f"its {size} bytes are not a whole number of log entries")
         return [frame.entry for frame in frames], (frames[-2].end if len(frames) > 1 else 0, end)
 
-    def _first_entry(self, number: int) -> Entry | None:
-        """The first entry of a file; None if it is not there, as it was removed meanwhile, or is the one before all."""
-        name = self.name_of(number)
+    def _first_entry(self, info: ObjectInfo) -> Entry | None:
+        """The first entry of a file; `info` is from a list of now. None if it was removed meanwhile."""
+        name = info.name
         try:
-            frame = FrameReader(self._store, name).frame_at(0, self._store.size_bytes(name))
+            seen = [] if self._seen is None else self._seen.frames(info)
+            frame = seen[0] if seen else FrameReader(self._store, name).frame_at(0, info.size_bytes)
         except StorageError as error:
             if error.kind is ErrorKind.OBJECT_MISSING:
                 return None
