@@ -55,13 +55,13 @@ def unseal(data: bytes, document: type[_Document], *, kind: str, version: int, n
     """
     if not _is_whole(data):
         raise CorruptionError(
-            f"{name}: its {len(data)} bytes are not those that were written: the checksum at its end is another.",
+            f"{name}: its {len(data)} bytes are not those that were written: the checksum at the end does not match.",
             hint="Restore the file from a copy.",
         )
     header = _decoded(data, _Header, kind, name)
     if header.kind != kind:
         raise CorruptionError(
-            f"{name}: it is a {header.kind:.80}, and no {kind}.",
+            f"{name}: it is a {header.kind:.80}, not a {kind}.",
             kind=ErrorKind.FORMAT,
             hint="Was another file put in its place?",
         )

@@ -64,7 +64,7 @@ def test_a_mean_that_does_not_fit_is_null_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "what"), [([MOST, MOST], r"a sum is beyond the reach of decimal\(38,0\)"), ([MOST], "a mean")]
+    ("values", "what"), [([MOST, MOST], r"a sum is out of range for decimal\(38,0\)"), ([MOST], "a mean")]
 )
 def test_in_ansi_mode_the_error_names_the_key(values: list[Decimal], what: str) -> None:
     with of_keys(planned(ansi=True), parallelism=1) as query:
@@ -79,7 +79,7 @@ def test_a_sum_that_overflowed_without_ansi_mode_is_refused_with_it() -> None:
         after = planned(ansi=True)
         with (
             Harness.restore(query.snapshot(), after.operator) as changed,
-            pytest.raises(ProcessorError, match=r"key \('a',\): a sum is beyond the reach"),
+            pytest.raises(ProcessorError, match=r"key \('a',\): a sum is out of range"),
         ):
             changed.push([("a", Decimal(1))])
 
@@ -117,7 +117,7 @@ def test_windows_keep_an_overflow(windows: Any, ansi: bool) -> None:
             return output if is_counted else output + query.advanceWatermark(int(at[0].timestamp()) * 1000 + 1000)
 
         if ansi:
-            with pytest.raises(ProcessorError, match=r"key \('a',\): a sum is beyond the reach"):
+            with pytest.raises(ProcessorError, match=r"key \('a',\): a sum is out of range"):
                 run()
             return
         assert {tuple(row)[-2:] for row in run()} == {(None, None)}
@@ -134,7 +134,7 @@ def test_a_window_whose_mean_does_not_fit_names_its_key() -> None:
     ) as query:
         at = datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)
         query.push([("a", at, Decimal(1)), ("b", at, MOST)])
-        with pytest.raises(ProcessorError, match=r"key \('b',\): a mean is beyond the reach of decimal\(38,4\)"):
+        with pytest.raises(ProcessorError, match=r"key \('b',\): a mean is out of range for decimal\(38,4\)"):
             query.advanceWatermark(100)
 
 
@@ -178,5 +178,5 @@ def test_an_overflow_before_the_shuffle_names_the_key(kind: str) -> None:
     arrays = [pa.array(values, own) for values, own in zip((["b", "a", "b"], numbers), kinds, strict=True)]
     hashes = pa.array(row_hashes(arrays[:1]).view(np.int64))
     batch = pa.RecordBatch.from_arrays([*arrays, hashes], names=["user", "x", "hash"])
-    with pytest.raises(ProcessorError, match=r"^key \('b',\): a sum is beyond the reach"):
+    with pytest.raises(ProcessorError, match=r"^key \('b',\): a sum is out of range"):
         list(plan.step(None).run([batch]))

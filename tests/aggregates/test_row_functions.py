@@ -75,7 +75,7 @@ def test_values_one_by_one_make_what_columns_make(
             sums = [sum(part[:end]) for part in numbers for end in range(1, len(part) + 1)]
             sums += [sum(part) for part in (numbers[0] + numbers[1],) if part]
         if not all(fits(kind, total) for total in sums):
-            with pytest.raises(Overflow, match="beyond the reach of"):
+            with pytest.raises(Overflow, match="out of range for"):
                 function.merge(added(values[:cut]), added(values[cut:]))
             return
     found = function.getResult(function.merge(added(values[:cut]), added(values[cut:])))
@@ -150,7 +150,7 @@ def test_a_sum_that_does_not_fit_names_the_key(schema: str, column: str, most: A
         assert query.push([("a", most), ("a", negative), ("a", most)]) == [
             Row(k="a", held=repr((most,)).replace("9'", "9.00'"))
         ]
-        with pytest.raises(ProcessorError, match=r"key \('a',\): a sum is beyond the reach of " + re.escape(name)):
+        with pytest.raises(ProcessorError, match=r"key \('a',\): a sum is out of range for " + re.escape(name)):
             query.push([("a", most)])
 
 
@@ -160,13 +160,13 @@ def test_a_sum_that_does_not_fit_names_the_key(schema: str, column: str, most: A
         ("reducing", "x int", statelog.Sum("x"), r"state 'held': .* sum\(x\) is 'x bigint', not struct<x:int>"),
         ("reducing", "x long, y long", statelog.Max("x"), "'x bigint', not struct<x:bigint,y:bigint>"),
         ("reducing", "y long", statelog.Max("x"), "its field is 'y'"),
-        ("reducing", "x long", statelog.Count("x"), "makes no value of .* aggregating state takes Count"),
-        ("reducing", "x double, n long", statelog.Mean("x"), "makes no value of"),
+        ("reducing", "x long", statelog.Count("x"), "does not combine two values of .* aggregating state takes Count"),
+        ("reducing", "x double, n long", statelog.Mean("x"), "does not combine two values of"),
         ("reducing", "x string", statelog.Sum("x"), r"state 'held': Sum\('x'\): the column is string"),
-        ("reducing", "x long", statelog.First("x"), r"first\(x\) is not a function of a state"),
+        ("reducing", "x long", statelog.First("x"), r"first\(x\) cannot be a state's function"),
         ("aggregating", "x double", statelog.Mean("x"), "is 'sum double, count bigint'"),
         ("aggregating", "x decimal(38,2), n long", statelog.Mean("x"), "of decimals"),
-        ("aggregating", "x long", statelog.Variance("x"), "is not a function of a state"),
+        ("aggregating", "x long", statelog.Variance("x"), "cannot be a state's function"),
         ("aggregating", "n int", statelog.Count(), "'n bigint'"),
     ],
 )

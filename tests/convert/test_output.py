@@ -107,10 +107,10 @@ def test_rows_that_are_held_are_refused_when_they_are_encoded(column: DataType, 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (Row(k="a"), "there are output rows without (n), which is null then."),
-        (Row(k="a", n=1, x=1, y=2), "there are output rows with (x, y), which is left out."),
-        (Row(K="a", n=1), "output rows without (k), which is null then, and with (K), which is left out."),
-        (pd.DataFrame({"n": [1], "x": [2], "k": ["a"]}), "there are output rows with (x), which is left out."),
+        (Row(k="a"), "there are output rows without (n), for which null is used."),
+        (Row(k="a", n=1, x=1, y=2), "there are output rows with (x, y), whose values are ignored."),
+        (Row(K="a", n=1), "output rows without (k), for which null is used, and with (K), whose values are ignored."),
+        (pd.DataFrame({"n": [1], "x": [2], "k": ["a"]}), "there are output rows with (x), whose values are ignored."),
     ],
 )
 def test_names_that_are_not_those_of_the_output_are_told_once(row: Any, words: str) -> None:

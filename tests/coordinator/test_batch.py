@@ -53,7 +53,7 @@ def test_the_changeset_comes_first_and_the_runs_without_a_name_behind_it(
     assert (taken.unchanged_segment, taken.rewritten_bytes, taken.stored, taken.is_stored) == (None, b"", [], False)
     flipped = [payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :] for at in range(len(payload))]
     for damaged in (*flipped, payload + b"x", *(payload[:end] for end in range(len(payload)))):
-        with pytest.raises(CorruptionError, match="operator 'op': the changeset of subtask 0 was damaged on its way"):
+        with pytest.raises(CorruptionError, match="operator 'op': the changeset of subtask 0 was damaged in transit"):
             AcceptedAck.of(sent, damaged, "operator 'op'")
 
 

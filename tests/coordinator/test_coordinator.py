@@ -181,7 +181,9 @@ def test_a_committed_batch_needs_a_checkpoint(engine: Engine) -> None:
     begin(engine, 1, 1, 101)
     ack(engine, 1, 1, 101, b"only one")
     engine.coordinator.require_committed(0)
-    with pytest.raises(StateMissingError, match=r"did not run to their end: operator 'op': 0\.") as caught:
+    with pytest.raises(
+        StateMissingError, match=r"these subtasks of batch \d+ did not run to completion: operator 'op': 0\."
+    ) as caught:
         engine.coordinator.require_committed(1)
     assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
 
@@ -232,7 +234,7 @@ def test_damaged_payload_is_refused(engine: Engine) -> None:
     engine.start(1, 0)
     begin(engine, 0, 0, 1)
     message = make_ack(engine.task_id(0, 0, 1), digests.checksum(b"data"), 4, 1, 0, "", 0.0)
-    with pytest.raises(CorruptionError, match="subtask 0 was damaged on its way"):
+    with pytest.raises(CorruptionError, match="subtask 0 was damaged in transit"):
         engine.coordinator.ack(message, b"dat\0")
 
 

@@ -689,10 +689,10 @@ def test_an_operator_that_did_not_run_stops_the_next_batch(chain: Query) -> None
     chain.run("a", 1)
     chain.begin("b", 1, 1)
     chain.ack("b", 1, subtask=1)
-    with pytest.raises(StateMissingError, match=r"did not run to their end: operator 'b': 0\. An action") as caught:
+    with pytest.raises(StateMissingError, match=r"did not run to completion: operator 'b': 0\. The query") as caught:
         chain.begin("a", 2)
     assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
-    with pytest.raises(StateMissingError, match=r"did not run to their end: operator 'b': 0\."):
+    with pytest.raises(StateMissingError, match=r"did not run to completion: operator 'b': 0\."):
         chain.coordinator.require_committed(1)
     chain.begin("b", 1, 0)
     chain.ack("b", 1, subtask=0)

@@ -29,7 +29,7 @@ def batch_of(*uids: str, parallelism: int = 2) -> Batch:
 @pytest.mark.parametrize(("parallelism", "end"), [(3, "0, 1, 2"), (10, "7, 8, 9"), (11, "8, 9, ...")])
 def test_of_many_subtasks_that_are_missing_the_first_ten_are_named(parallelism: int, end: str) -> None:
     error = incomplete_batch(5, batch_of("op", parallelism=parallelism), [run(parallelism)], "here")
-    shown = error.message.partition("to their end: operator 'op': ")[2].partition(". An action")[0]
+    shown = error.message.partition("to completion: operator 'op': ")[2].partition(". The query")[0]
     assert shown.startswith("0, 1, 2")
     assert shown.endswith(end)
 
@@ -40,7 +40,7 @@ def test_of_several_operators_those_that_lack_subtasks_are_named() -> None:
     for uid, subtask in (("first", 0), ("first", 1), ("second", 0)):
         batch.operators[uid].acks[subtask] = AcceptedAck(make_ack(task(5, subtask), b"sum"), b"")
     error = incomplete_batch(5, batch, roster, "here")
-    assert "did not run to their end: operator 'second': 1; operator 'third': 0, 1. An action" in error.message
+    assert "did not run to completion: operator 'second': 1; operator 'third': 0, 1. The query" in error.message
     assert error.kind is ErrorKind.CHECKPOINT_INCOMPLETE
 
 

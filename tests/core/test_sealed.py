@@ -103,7 +103,7 @@ def test_an_earlier_version_is_read() -> None:
 
 def test_another_kind_of_document_is_refused() -> None:
     for version in (1, 2):
-        with pytest.raises(CorruptionError, match=r"folder/note\.json: it is a letter, and no note") as refused:
+        with pytest.raises(CorruptionError, match=r"folder/note\.json: it is a letter, not a note") as refused:
             opened(seal(NOTE, "letter", version))
         assert refused.value.kind is ErrorKind.FORMAT
 

@@ -67,7 +67,7 @@ class _Unreadable:
     ("held", "error", "message"),
     [
         (_Broadcast(), ConfigurationError, r"the processor uses a broadcast variable of Spark.*in init\(\)"),
-        (_Unreadable(), ProcessorError, "the processor can be pickled, but its copy fails: ValueError"),
+        (_Unreadable(), ProcessorError, "the processor can be pickled but not unpickled: ValueError"),
     ],
 )
 @pytest.mark.parametrize(("processor", "arguments"), [(Keyed, {"keys": ["k"]}), (Unkeyed, {})])

@@ -417,7 +417,7 @@ def test_a_value_that_is_too_large_is_refused_by_name() -> None:
     with pytest.raises(ProcessorError, match=r"state '\w+' of key \(7,\): a value takes 5,[01]\d\d bytes") as failure:
         engine.push([(6, "x"), (7, "x" * 5001), (8, "x")])
     assert failure.value.kind is ErrorKind.TOO_LARGE
-    assert "and may take 5,000" in failure.value.message
+    assert "the limit is 5,000" in failure.value.message
     assert failure.value.hint
 
 
@@ -523,7 +523,7 @@ def test_a_state_without_keys_that_is_too_large_is_refused_by_name(state: str) -
             pass
         return subtask
 
-    message = f"state '{state}' may take 50,000 bytes in a subtask, and is larger at subtask 3: [0-9,]* bytes"
+    message = f"state '{state}' is limited to 50,000 bytes per subtask, and is larger in subtask 3: [0-9,]* bytes"
     with pytest.raises(ProcessorError, match=message) as failure:
         written(["x" * 1000] * 51).sections()
     assert failure.value.kind is ErrorKind.TOO_LARGE
@@ -537,7 +537,7 @@ def test_a_state_without_keys_that_is_too_large_is_refused_by_name(state: str) -
             written(["x" * 1000] * 30, {state: parts}).sections()
         with pytest.raises(ProcessorError, match=message):
             written([], {state: 2 * parts}).sections()
-        with pytest.raises(ProcessorError, match="state 'unknown' may take"):
+        with pytest.raises(ProcessorError, match="state 'unknown' is limited to"):
             written([], {"unknown": 2 * parts}).sections()
 
 

@@ -330,7 +330,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     query = StoredQuery(tmp_path / "query").run(["a", "b"], range(6))
     with pytest.raises(ConfigurationError, match="holds no checkpoint of a Spark query"):
         statelog.branch(tmp_path / "nowhere", tmp_path / "branch")
-    with pytest.raises(StateMissingError, match="Batch 9 is none that Spark has committed"):
+    with pytest.raises(StateMissingError, match="Batch 9 is not one that Spark has committed"):
         statelog.branch(query.checkpoint, tmp_path / "branch", at=9)
     with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
         statelog.branch(query.checkpoint, query.checkpoint)

@@ -86,7 +86,7 @@ def has_links(story: Story) -> bool:
     ],
     ids=["other bucket", "other folder", "directory", "bucket"],
 )
-def test_a_branch_goes_on_in_another_place_until_it_needs_its_parent_no_more(
+def test_a_branch_goes_on_elsewhere_until_it_needs_no_parent(
     tmp_path: Path, parent_at: str, branch_at: str, inline_budget_bytes: int | None
 ) -> None:
     places = [

@@ -124,7 +124,7 @@ def test_overflow_is_that_of_the_ansi_mode(spark: SparkSession, kind: str) -> No
                 continue
             with pytest.raises(Exception, match="ARITHMETIC_OVERFLOW"):
                 df.groupBy("k").agg(F.sum("n")).collect()
-            with pytest.raises(Exception, match=f"a sum is beyond the reach of {kind[:4]}"):
+            with pytest.raises(Exception, match=f"a sum is out of range for {kind[:4]}"):
                 own.collect()
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))

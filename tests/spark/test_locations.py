@@ -396,7 +396,7 @@ def test_a_directory_that_workers_do_not_share_is_refused_in_the_first_batch(
     error = statelog.error_of(failure.value)
     assert isinstance(error, ConfigurationError)
     assert error.kind is ErrorKind.LOCATION_NOT_SHARED
-    seen = "sees another object in the place of" if has_other_state else "does not see"
+    seen = "sees a different object in place of" if has_other_state else "does not see"
     assert f"batch 0: host {socket.gethostname()} {seen} log/" in error.message
     assert "all executors mount under one path" in error.hint
     assert not (job.checkpoint / "commits" / "0").exists()

@@ -374,7 +374,7 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
     target = tmp_path / "savepoint"
     with pytest.raises(ConfigurationError, match="holds no checkpoint of a Spark query"):
         statelog.savepoint(tmp_path / "nowhere", target)
-    with pytest.raises(StateMissingError, match=r"Batch 13 is none.*the last 12\."):
+    with pytest.raises(StateMissingError, match=r"Batch 13 is not one.*the last 12\."):
         statelog.savepoint(job.checkpoint, target, batch=13)
     assert not target.exists()
     with pytest.raises(ConfigurationError, match="holds no state of statelog that belongs to query"):

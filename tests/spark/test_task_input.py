@@ -37,9 +37,7 @@ def test_a_task_does_not_wait_for_an_acknowledgment(spark: SparkSession) -> None
     """A busy machine makes a task wait at times, but the delay would be there each time."""
     rows = spark.range(2000, numPartitions=1)
     waited_s = [
-        row[0]
-        for _ in range(12)
-        for row in rows.mapInArrow(task_function(WholeInput()), "waited_s double").collect()
+        row[0] for _ in range(12) for row in rows.mapInArrow(task_function(WholeInput()), "waited_s double").collect()
     ]
     # A new connection has no delay yet.
     assert min(waited_s[4:]) < DELAY_S / 2, waited_s

@@ -170,7 +170,9 @@ def test_an_interpreter_of_another_version_is_refused(
     python.write_text("#!/bin/sh\necho '[[3, 8], []]'\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    with pytest.raises(ConfigurationError, match=f"would run {python}, of Python 3.8, and the driver runs") as failure:
+    with pytest.raises(
+        ConfigurationError, match=f"would run {python}, which is Python 3.8, but the driver runs"
+    ) as failure:
         job.ledger(spark, 2)
     assert failure.value.kind is ErrorKind.WORKER_IMPORT
     assert f"here {sys.executable}, before the session is created" in failure.value.hint

@@ -787,7 +787,7 @@ def test_a_place_is_shared_if_what_the_driver_has_written_is_seen_there(tmp_path
     assert raised.value.kind is ErrorKind.LOCATION_NOT_SHARED
     assert "executors mount under one path" in raised.value.hint
     host.put("log/1", b"heap and more")
-    with pytest.raises(ConfigurationError, match="sees another object in the place of log/1"):
+    with pytest.raises(ConfigurationError, match="sees a different object in place of log/1"):
         look(host)
     with pytest.raises(StorageError):
         look(FaultStore(driver, FaultPlan.at("read", call=1, when="before")))

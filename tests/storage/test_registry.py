@@ -136,14 +136,14 @@ except statelog.ConfigurationError as error:
 def test_a_process_without_the_registration_adopts_it(tmp_path: Path) -> None:
     open_store(f"kept:{tmp_path}").put("x", b"1")
     script = f"""
-import sys
-from statelog.spark.worker.worker import adopt_stores
+import pickle
+from statelog.spark.worker.worker import DriverStores, adopt_stores
 from statelog.storage import open_store
 
 adopt_stores({pickled_stores()!r})
 print(open_store({f"kept:{tmp_path}"!r}).read("x"))
 try:
-    adopt_stores({{"gone": b"cno_such_module\\nStore\\n."}})
+    adopt_stores(pickle.dumps(DriverStores({{"gone": b"cno_such_module\\nStore\\n."}}, None)))
 except Exception as error:
     print(error)
 """

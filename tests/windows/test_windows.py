@@ -240,7 +240,7 @@ def test_nan_is_the_greatest_number_and_one_value() -> None:
 
 
 def test_a_sum_that_is_too_large_is_an_error() -> None:
-    with pytest.raises(ProcessorError, match=r"key \('a',\): a sum is beyond the reach of long"):
+    with pytest.raises(ProcessorError, match=r"key \('a',\): a sum is out of range for long"):
         _aggregate("long", [[1 << 62, 1 << 62]], statelog.Sum("value"))
 
 
@@ -395,13 +395,13 @@ def test_a_sum_that_is_too_large_names_its_key(windows: Any) -> None:
         is_sliding = isinstance(windows, statelog.SlidingWindows)
         if is_sliding:
             harness.push(rows)
-        with pytest.raises(ProcessorError, match=r"key \('c',\): a sum is beyond the reach of long"):
+        with pytest.raises(ProcessorError, match=r"key \('c',\): a sum is out of range for long"):
             harness.advanceWatermark(1000) if is_sliding else harness.push(rows)
 
 
 def test_values_that_are_too_large_for_a_window_name_the_key() -> None:
     text = "x" * (33 << 20)
-    with pytest.raises(ProcessorError, match=r"key \('a',\): its values take .* and may take 67,108,864"):
+    with pytest.raises(ProcessorError, match=r"key \('a',\): its values take .* the limit is 67,108,864"):
         _aggregate("string", [[text], [text]], statelog.Collect("value"))
 
 

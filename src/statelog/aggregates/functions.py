@@ -153,7 +153,7 @@ class Aggregate(ABC):
             If it has none: Count, Sum, Min, Max and Mean have.
         """
         raise ConfigurationError(
-            f"{self} is not a function of a state.", hint="Count, Sum, Min, Max and Mean are, or write a function."
+            f"{self} cannot be a state's function.", hint="Use Count, Sum, Min, Max or Mean, or write a function."
         )
 
     def _require(self, kind: DataType | None, kinds: tuple[type[DataType], ...], expected: str) -> DataType:
@@ -212,7 +212,7 @@ class Mean(Aggregate):
 
     def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
         if pa.types.is_decimal(kind):
-            raise ConfigurationError(f"{self} of decimals is not a function of a state.", hint="Add doubles.")
+            raise ConfigurationError(f"{self} of decimals cannot be a state's function.", hint="Use doubles.")
         return MeanFunction()
 
 

@@ -45,7 +45,7 @@ class Overflow(ProcessorError):
 
     def __init__(self, group: int, kind: str, value: str = "sum") -> None:
         super().__init__(
-            f"a {value} is beyond the reach of {kind}",
+            f"a {value} is out of range for {kind}",
             hint="Cast the column to a wider type, such as "
             + ("decimal(38, 0) or double." if kind == "long" else "double, or a decimal of fewer decimal places."),
         )

@@ -27,7 +27,7 @@ class ListTooLarge(ProcessorError):
 
     def __init__(self, group: int, size_bytes: int, max_bytes: int) -> None:
         super().__init__(
-            f"its values take {size_bytes:,} bytes, and may take {max_bytes:,}",
+            f"its values take {size_bytes:,} bytes; the limit is {max_bytes:,}",
             hint="Use an aggregate of fixed size, such as ApproxCountDistinct, a TTL, or more keys.",
         )
         self.group = group

@@ -281,8 +281,8 @@ class _NameWarning:
         if not missing and not unknown:
             return  # a frame has a column twice
         self._was_given = True
-        found = [f"without ({', '.join(missing)}), which is null then"] if missing else []
-        found += [f"with ({', '.join(unknown)}), which is left out"] if unknown else []
+        found = [f"without ({', '.join(missing)}), for which null is used"] if missing else []
+        found += [f"with ({', '.join(unknown)}), whose values are ignored"] if unknown else []
         warnings.warn(
             f"operator '{self._uid}': there are output rows {', and '.join(found)}. The output columns are"
             f" ({', '.join(self._names)}); case matters.",

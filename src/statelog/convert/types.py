@@ -127,7 +127,7 @@ def arrow_type(kind: DataType, subject: str) -> pa.DataType:
     """The storage type of a Spark type; raises ConfigurationError, with `subject` as its owner, if there is none."""
     if isinstance(kind, StringType):
         if getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY":
-            raise _unsupported(kind, subject, "Strings of this collation may be equal and differ in bytes.")
+            raise _unsupported(kind, subject, "Such strings may be equal but differ in bytes: use UTF8_BINARY.")
         return pa.string()
     if isinstance(kind, DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
@@ -325,7 +325,7 @@ def parse_schema(
         ) from error
     if not isinstance(parsed, StructType) or not (len(parsed) or may_be_empty):
         needs = "" if may_be_empty else " with at least one field"
-        raise ConfigurationError(f"{subject} is {schema!r}.", hint=f"It must be a StructType{needs}, or a DDL text.")
+        raise ConfigurationError(f"{subject} is {schema!r}.", hint=f"It must be a StructType{needs}, or a DDL string.")
     return parsed
 
 

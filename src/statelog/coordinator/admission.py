@@ -131,7 +131,7 @@ def _of_a_copy(before: QueryCheckpoint, time_before_ms: int, name: str) -> Confi
         f" {before.batch} in Spark's checkpoint was at {_moment(time_before_ms)}: another copy of the query wrote it.",
         kind=ErrorKind.OTHER_OWNER,
         hint="Was the checkpointLocation copied? Continue with the other copy, or give this one its own location, with"
-        " a copy of the state that is as old as Spark's checkpoint. statelog.savepoint and restore make an independent"
+        " a copy of the state from the time of Spark's checkpoint. statelog.savepoint and restore make an independent"
         " copy of a query.",
     )
 
@@ -147,8 +147,8 @@ def _missing(query: QueryHistory, batch: int, name: str) -> StateMissingError:
         return StateMissingError(
             f"{name}: Spark wants to run batch {batch}, which needs checkpoint {batch - 1}, but the oldest that is"
             f" retained is checkpoint {oldest.batch}.",
-            hint="Is the query running elsewhere? Then stop this start of it. Was Spark's checkpoint restored from an"
-            " older copy? Use the newer one, or restore the location from a copy of the same time."
+            hint="Is the query running elsewhere? Then stop this one. Was Spark's checkpoint restored from an"
+            " older copy? Use the newer one, or restore the location from a copy made at the same time."
             " Options(retained_checkpoints=...) keeps more.",
         )
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
@@ -217,7 +217,7 @@ def _fields(schema: bytes) -> str:
 
 def stale_run(what: str) -> FencedError:
     """The error for a task of a start that is over."""
-    return FencedError(what, kind=ErrorKind.STALE_RUN, hint="The task is a leftover of an earlier run.")
+    return FencedError(what, kind=ErrorKind.STALE_RUN, hint="The task is left over from an earlier run.")
 
 
 def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
@@ -225,7 +225,7 @@ def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     return FencedError(
         f"{name}: a task of batch {task.batch} called, but batch {current.number} has begun.",
         kind=ErrorKind.STALE_BATCH,
-        hint="The task is a leftover of an earlier batch; its result is not needed.",
+        hint="The task is left over from an earlier batch; its result is not needed.",
     )
 
 
@@ -253,9 +253,9 @@ def incomplete_batch(
     else:
         missing = {uid: own.missing for uid, own in current.operators.items()}
         shown = "; ".join(f"operator '{uid}': {_some(subtasks)}" for uid, subtasks in missing.items() if subtasks)
-        what = f"of batch {batch} these subtasks did not run to their end: {shown}"
+        what = f"these subtasks of batch {batch} did not run to completion: {shown}"
     return StateMissingError(
-        f"{name}: checkpoint {batch} does not exist: {what}. An action of the query did not"
+        f"{name}: checkpoint {batch} does not exist: {what}. The query did not"
         " read the operators' whole output (limit, take, first, isEmpty, or no action at all in"
         " foreachBatch).",
         kind=ErrorKind.CHECKPOINT_INCOMPLETE,

@@ -85,7 +85,7 @@ class AcceptedAck:
             start += length
         if start != len(payload) or start != sum(length for length, _ in sent):
             raise CorruptionError(
-                f"{name}: the changeset of subtask {ack.task.subtask} was damaged on its way.",
+                f"{name}: the changeset of subtask {ack.task.subtask} was damaged in transit.",
                 hint="Start the query again.",
             )
         return cls(ack, payload[:size], levels=ack.levels, levels_payload=payload[size:])

@@ -244,8 +244,8 @@ class FutureWatermark:
         _log.log(
             logging.INFO if self._is_warned else logging.WARNING,
             "%s: late rows: %d in batch %d, %d since the watermark has been ahead of the clock: it is %s, and the"
-            " batch's processing time is %s. Rows with a later event time have moved it%s. Rows are late until the"
-            " clock reaches it; Watermark(max_ahead=...) keeps rows from moving it so far",
+            " batch's processing time is %s. Rows with event times in the future have moved it%s. Rows are"
+            " late until the clock reaches it; Watermark(max_ahead=...) keeps rows from moving it that far",
             self._name,
             metrics.late_rows,
             metrics.batch,

@@ -349,7 +349,7 @@ class MaterializationPolicy:
                 f" {self._options.tuning.materialization_max_failures} times in a row: {ack.materialization_failure}",
                 kind=ErrorKind.MATERIALIZATION,
                 hint="Fix the cause and start the query again; no state is lost. Until then"
-                " Options(tuning=Tuning(materialization=False)) runs it without, and the log grows.",
+                " Options(tuning=Tuning(materialization=False)) runs it without materialization, but the log grows.",
             )
 
     def committed(self, checkpoint: Checkpoint, acks: Sequence[AcceptedAck]) -> None:

@@ -148,6 +148,6 @@ def require_equal_copies(copies: Sequence[Mapping[str, bytes]], name: str) -> No
             raise ProcessorError(
                 f"{name}: after the batch, broadcast state '{state}' differs between subtasks 0 and {other}.",
                 kind=ErrorKind.COPIES_DIFFER,
-                hint="processBroadcast() may go by its rows and by broadcast states only, not by the subtask, list"
-                " states, the clock or random numbers. Nothing of the batch was kept.",
+                hint="processBroadcast() may depend only on its rows and on broadcast states, not on the subtask, list"
+                " states, the clock or random numbers. Nothing from the batch was kept.",
             )

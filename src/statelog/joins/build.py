@@ -161,7 +161,7 @@ class JoinSides:
         left, right, suffixes = list(self.left.others), list(self.right.others), self.suffixes
         if not isinstance(suffixes, (list, tuple)) or [type(suffix) for suffix in suffixes] != [str, str]:
             raise ConfigurationError(
-                f"{self.method}: suffixes is {suffixes!r:.80}.", hint="Pass two texts, such as ('_left', '_right')."
+                f"{self.method}: suffixes is {suffixes!r:.80}.", hint="Pass two strings, such as ('_left', '_right')."
             )
         keys = [self._folded(name) for name in self.left.keys]
         taken = ({self._folded(field.name) for field in right}, {*keys, *(self._folded(field.name) for field in left)})

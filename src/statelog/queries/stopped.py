@@ -126,7 +126,7 @@ class StoppedQuery:
             )
         if not self.history.names_at(chosen):
             raise ConfigurationError(
-                f"{self.location}: at batch {chosen} the query has no operator whose state was not given up.",
+                f"{self.location}: as of batch {chosen}, the state of all of the query's operators has been given up.",
                 kind=ErrorKind.CHECKPOINT_MISSING,
                 hint="Start the query: an operator that it has then begins its state.",
             )
@@ -134,7 +134,7 @@ class StoppedQuery:
 
     def _not_committed(self, batch: int | None, committed: list[int]) -> StateMissingError:
         kept = [one for one in committed if self.is_of_batch(one)]
-        asked = "There is no batch" if batch is None else f"Batch {batch} is none"
+        asked = "There is no batch" if batch is None else f"Batch {batch} is not one"
         ends = f" The first is {kept[0]}, the last {kept[-1]}." if kept else ""
         return StateMissingError(
             f"{self.spark.location}: {asked} that Spark has committed and that has a checkpoint.{ends}",
@@ -174,7 +174,7 @@ class StoppedQuery:
             return self._begins_after
         raise StateMissingError(
             f"{self.location}: there is no checkpoint of any batch that Spark has committed.",
-            hint="Restore the state from a copy of the same time, or start with a new checkpointLocation.",
+            hint="Restore the state from a copy made at the same time, or start with a new checkpointLocation.",
         )
 
     def require_restorable(self, batch: int) -> None:

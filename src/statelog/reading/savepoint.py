@@ -292,8 +292,8 @@ class SavedQuery:
             is_there, asked = at in (None, batch), f"of {'the pin' if isinstance(at, str) else 'batch'} {at}"
         if not is_there:
             raise StateMissingError(
-                f"The savepoint {self.location} has the state of batch {batch}, {utc_text(time_ms)}, and none {asked}.",
-                hint="Leave out at, or read another savepoint.",
+                f"The savepoint {self.location} has the state of batch {batch}, {utc_text(time_ms)}, not {asked}.",
+                hint="Omit at, or read another savepoint.",
             )
 
 

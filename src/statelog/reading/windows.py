@@ -169,7 +169,7 @@ class WindowColumns:
             except (Overflow, ListTooLarge) as error:
                 key = self._keys.decode(changes.column(1)[int(firsts[of[error.group]])].as_py())
                 raise ProcessorError(
-                    f"A window of the key {key!r} of {self._source.name} has no values: {error.message}.",
+                    f"A window of key {key!r} of {self._source.name} cannot be computed: {error.message}.",
                     kind=error.kind,
                     hint=f"Read the state '{self.stored.name}', which has the parts of the windows.",
                 ) from error

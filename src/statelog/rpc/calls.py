@@ -354,8 +354,8 @@ class RpcClient:
     def _late(self, who: str) -> ProtocolError:
         return ProtocolError(
             f"{who}: {self._where} has not answered within {self._policy.call_timeout_s:g} s.",
-            hint="The driver's log and a thread dump of it tell what it waits for: its storage, say, or a long pause."
-            " Options(driver_timeout_s=...) waits longer.",
+            hint="The driver's log and a thread dump of it show why it is late: its storage, say, or a long pause."
+            " A larger Options(driver_timeout_s=...) allows more time.",
         )
 
     def _unreachable(self, who: str, error: Exception, *, is_connected: bool = False) -> ProtocolError:

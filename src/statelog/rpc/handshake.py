@@ -179,7 +179,7 @@ class PendingConnections:
             return
         if self._is_failing:
             self._is_failing = False
-            _log.warning("connections of tasks are accepted again")
+            _log.warning("connections from tasks are accepted again")
         while len(self._pending) >= self._policy.max_pending:
             self._drop_oldest()
         tls = None if self._identity is None else self._identity.accept()
@@ -195,7 +195,7 @@ class PendingConnections:
         if not self._is_failing:
             self._is_failing = True
             _log.warning(
-                "connections of tasks cannot be accepted for now, and it is tried again every %.1f s: %s: %s",
+                "connections from tasks cannot be accepted for now; trying again every %.1f s: %s: %s",
                 self._policy.accept_backoff_s,
                 type(error).__name__,
                 error,

@@ -165,7 +165,7 @@ _MAGIC: Final = b"HDTS"
 def read_tokens(data: bytes) -> list[Token]:
     """Read a file of tokens as Hadoop writes it, in its older or its newer format; ValueError if it is malformed."""
     if data[:4] != _MAGIC or len(data) < 5 or data[4] > 1:
-        raise ValueError("it is no file of Hadoop's tokens")
+        raise ValueError("it is not a Hadoop token file")
     try:
         return list(_read_older(data) if data[4] == 0 else _read_newer(data))
     except (IndexError, KeyError, UnicodeDecodeError) as error:

@@ -301,12 +301,12 @@ class HdfsStore(Store):
             raise StorageError(
                 f"{where} failed: {error}.",
                 kind=ErrorKind.STORE_UNAVAILABLE,
-                hint="It may pass; if it does not, check the location's host, dfs.namenode.http-address in the files of"
+                hint="If it persists, check the location's host, dfs.namenode.http-address in the files of"
                 " HADOOP_CONF_DIR on this host, and whether WebHDFS is open to it; see docs/hdfs.md.",
             ) from None
         except RefusedError as error:
             if missing and error.exception in _ABSENT:
-                kind, hint = ErrorKind.OBJECT_MISSING, "It was deleted, or the location is another one."
+                kind, hint = ErrorKind.OBJECT_MISSING, "It was deleted, or the location is wrong."
             else:
                 kind, hint = _judge(error)
             raise StorageError(f"{where} failed: {error}.", kind=kind, hint=hint) from None
@@ -416,9 +416,9 @@ def _judge(error: RefusedError) -> tuple[ErrorKind, str]:
     if name == "RetriableException" and "too busy" in error.reason:
         return ErrorKind.STORE_BUSY, "The NameNode asks for fewer requests."
     if name == "SafeModeException" or "safe mode" in error.reason:
-        return ErrorKind.STORE_UNAVAILABLE, "It may pass: hdfs dfsadmin -safemode get tells the NameNode's mode."
+        return ErrorKind.STORE_UNAVAILABLE, "It may be temporary: hdfs dfsadmin -safemode get shows the mode."
     if name in _INACTIVE or name == "RetriableException":
-        return ErrorKind.STORE_UNAVAILABLE, "No NameNode is active; it may pass: hdfs haadmin -getAllServiceState."
+        return ErrorKind.STORE_UNAVAILABLE, "No NameNode is active, perhaps briefly: hdfs haadmin -getAllServiceState."
     if "minReplication nodes" in error.reason or "Failed to find datanode" in error.reason:
         return ErrorKind.STORE_UNAVAILABLE, "Too few DataNodes are there, or they are full: hdfs dfsadmin -report."
     if name.endswith("QuotaExceededException") or name == "QuotaByStorageTypeExceededException":
@@ -431,5 +431,5 @@ def _judge(error: RefusedError) -> tuple[ErrorKind, str]:
     if name == "AccessControlException":
         return ErrorKind.STORE_FAILED, "That user must own the folder, or be allowed to read and write there."
     if error.status >= 500 and name not in ("IllegalArgumentException", "UnsupportedOperationException"):
-        return ErrorKind.STORE_UNAVAILABLE, "It may pass; if it does not, see the NameNode's and the DataNodes' logs."
+        return ErrorKind.STORE_UNAVAILABLE, "If it persists, see the NameNode's and the DataNodes' logs."
     return ErrorKind.STORE_FAILED, "See the NameNode's log, and docs/hdfs.md."

@@ -271,7 +271,7 @@ def _reported(operation: str, path: str, *, missing: bool = False) -> Iterator[N
         text = f"{operation} {path} failed: {error.strerror or error}."
         if missing and isinstance(error, FileNotFoundError | NotADirectoryError):
             raise StorageError(
-                text, kind=ErrorKind.OBJECT_MISSING, hint="It was deleted, or the location is another one."
+                text, kind=ErrorKind.OBJECT_MISSING, hint="It was deleted, or the location is wrong."
             ) from error
         raise StorageError(
             text, hint="Check that the directory is mounted and writable on this host and has free space."

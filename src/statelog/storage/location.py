@@ -93,7 +93,7 @@ class HdfsLocation:
         """
         scheme, separator, rest = location.partition("://")
         authority, slash, folder = rest.rstrip("/").partition("/")
-        hint = "Write hdfs://name service/folder, or hdfs://host:port/folder with a NameNode's host and RPC port."
+        hint = "Write hdfs://nameservice/folder, or hdfs://host:port/folder with a NameNode's host and RPC port."
         if scheme.lower() != HDFS or not separator or not authority:
             raise ConfigurationError(
                 f"The location {location} names no HDFS.", kind=ErrorKind.UNSUPPORTED_FEATURE, hint=hint

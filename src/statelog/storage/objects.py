@@ -416,7 +416,7 @@ def storage_error(error: BaseException, operation: str, where: str, *, missing: 
     # An object is missing, rather than the bucket or the source of credentials.
     is_gone = answer.code == "NoSuchKey" or (isinstance(error, FileNotFoundError) and answer.code not in _NO_BUCKET)
     if missing and is_gone:
-        kind, hint = ErrorKind.OBJECT_MISSING, "It was deleted, or the location is another one."
+        kind, hint = ErrorKind.OBJECT_MISSING, "It was deleted, or the location is wrong."
     else:
         kind, hint = _judge(answer)
     reason = _reason(answer) or _first_line(error)
@@ -426,7 +426,7 @@ def storage_error(error: BaseException, operation: str, where: str, *, missing: 
         reason = f"the profile that AWS_PROFILE names gives no credentials: {_URL.sub('(address)', said)[:_LONGEST]}"
         hint = "Check the profile on this host, or log in again (aws sso login); see docs/object-stores.md."
     if _CREDENTIALS.search(str(error)):
-        reason = f"no credentials, and where they can be asked for: {reason}"
+        reason = f"no credentials, and the service that could provide them failed: {reason}"
         hint = "Set credentials in the environment of driver and executors; see docs/object-stores.md."
     return StorageError(f"{operation} {where} failed: {reason.rstrip('.')}.", kind=kind, hint=hint)
 
@@ -437,7 +437,7 @@ def _judge(answer: Answer) -> tuple[ErrorKind, str]:
     if status == 429 or code in _BUSY or (status == 503 and not code):
         return ErrorKind.STORE_BUSY, "The store asks for fewer requests; it may allow more to several folders."
     if status >= 500 or code in _PASSING or (answer.transport and answer.cause != "no TLS connection"):
-        return ErrorKind.STORE_UNAVAILABLE, "It may pass; if it does not, check the network and the endpoint."
+        return ErrorKind.STORE_UNAVAILABLE, "This may be temporary; if it persists, check the network and the endpoint."
     if status in (401, 403):
         return ErrorKind.STORE_FAILED, "Check the credentials, and the permissions that docs/object-stores.md lists."
     if status == 404:

@@ -205,10 +205,10 @@ def require_shared(store: Store, name: str, head: bytes, *, host: str, who: str)
     found = if_present(lambda: store.read(name, length=len(head)))
     if found == head:
         return
-    seen = "does not see" if found is None else "sees another object in the place of"
+    seen = "does not see" if found is None else "sees a different object in place of"
     raise ConfigurationError(
-        f"{who}: host {host} {seen} {name} in {store}, which the driver has written: it is not the driver's place.",
+        f"{who}: host {host} {seen} {name} in {store}, which the driver has written: the location is not shared.",
         kind=ErrorKind.LOCATION_NOT_SHARED,
         hint="Put the checkpointLocation, or the operator's location, into an object store or into a directory that the"
-        " driver and all executors mount under one path. Nothing of this batch was kept.",
+        " driver and all executors mount under one path. Nothing from this batch was kept.",
     )

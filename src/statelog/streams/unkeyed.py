@@ -82,7 +82,7 @@ def _check_arguments(df: object, processor: object, broadcast: object) -> None:
         raise ConfigurationError(
             f"The DataFrame is a {_kind(df)} one, broadcast a {_kind(broadcast)} one.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Spark cannot bring them together: read both as streams, or both at once.",
+            hint="Spark cannot bring them together: read both as streams, or both as batches.",
         )
     require_broadcast_method(processor)
 

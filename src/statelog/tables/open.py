@@ -78,7 +78,7 @@ def open_rocksdb(
         except (CorruptionError, StorageError, FileNotFoundError, pa.ArrowInvalid) as error:
             if isinstance(error, StorageError) and error.kind is ErrorKind.RESTORE_DEADLINE:
                 raise
-            _log.warning("a RocksDB table is made anew: %s", error)
+            _log.warning("a RocksDB table is rebuilt: %s", error)
         if applied is None:
             table.reset(runs[0][0].before if runs else head)
             applied = _apply(table, runs, filling)

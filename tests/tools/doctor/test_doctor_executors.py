@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from statelog.clock import Clock, SystemClock
 from statelog.rpc.calls import RpcClient, RpcServer
 from statelog.rpc.messages import Ping, Pinged, Reply, Request
 from statelog.spark.driver.endpoint import Endpoint
-from statelog.spark.worker.worker import DriverAddress
+from statelog.spark.worker.worker import DriverAddress, DriverStores
 from statelog.storage import LocalStore
 from statelog.storage.open import REGISTERED
 from statelog.testing.query import ManualClock
@@ -218,7 +219,7 @@ def test_the_findings_of_a_report_get_the_executors_place() -> None:
 
 def test_workers_that_cannot_import_statelog_are_an_error(tmp_path: Path) -> None:
     """The function runs in an interpreter without statelog, and tells what is there."""
-    function = executor_function(ExecutorWork(None, None, Options(), 10, {}))
+    function = executor_function(ExecutorWork(None, None, Options(), 10, b""))
     (tmp_path / "function").write_bytes(cloudpickle.dumps(function))  # type: ignore[no-untyped-call]  # pyspark's copy has no types
     script = """
 import pickle, sys, types
@@ -244,7 +245,7 @@ def test_an_observer_need_not_be_picklable() -> None:
         def __init__(self) -> None:
             self.lock = threading.Lock()
 
-    executor_function(ExecutorWork(None, None, Options(observer=Locked()), 10, {}))
+    executor_function(ExecutorWork(None, None, Options(observer=Locked()), 10, b""))
 
 
 class ClosedStore(WholeObjects):
@@ -262,13 +263,14 @@ class ClosedStore(WholeObjects):
 
 
 @pytest.fixture
-def stores() -> Iterator[dict[str, bytes]]:
+def stores() -> Iterator[bytes]:
     """The driver's registered stores, which this process does not know yet."""
-    yield {"closed": cloudpickle.dumps(ClosedStore)}  # type: ignore[no-untyped-call]  # pyspark's copy has no types
+    factory = cloudpickle.dumps(ClosedStore)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
+    yield pickle.dumps(DriverStores({"closed": factory}, None))
     REGISTERED.pop("closed", None)
 
 
-def test_an_executor_makes_all_checks_and_closes_its_store(tmp_path: Path, stores: dict[str, bytes]) -> None:
+def test_an_executor_makes_all_checks_and_closes_its_store(tmp_path: Path, stores: bytes) -> None:
     probe, options = Probe(f"closed:{tmp_path}/state", "probe/doctor-1"), Options(local_directory=str(tmp_path))
     LocalStore(tmp_path / "state").put(probe.witness, probe.content)
     with driver(time.time) as address:
@@ -281,7 +283,7 @@ def test_an_executor_makes_all_checks_and_closes_its_store(tmp_path: Path, store
 
 
 def test_an_executor_makes_those_checks_that_the_driver_could(tmp_path: Path) -> None:
-    told = ExecutorWork(None, None, Options(local_directory=str(tmp_path)), 60, {}).run("there")
+    told = ExecutorWork(None, None, Options(local_directory=str(tmp_path)), 60, b"").run("there")
     assert [check for _, check, *_ in told["findings"]] == ["local-disk"]
 
 
@@ -290,7 +292,7 @@ def test_an_unreachable_port_is_told_within_the_time_limit_of_all_checks(tmp_pat
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = DriverAddress("127.0.0.1", silent.getsockname()[1], SECRET)
-        told = ExecutorWork(address, None, Options(local_directory=str(tmp_path)), 1, {}).run("there")
+        told = ExecutorWork(address, None, Options(local_directory=str(tmp_path)), 1, b"").run("there")
     [_, (level, check, _, _, found, _)] = told["findings"]
     assert (level, check) == ("error", "driver-port")
     assert "not done" not in found

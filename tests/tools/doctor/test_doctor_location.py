@@ -198,9 +198,7 @@ def test_a_denied_request_is_an_error_that_names_the_permissions(
     assert errors
     assert f"{named} s3://bucket/some/folder/probe/doctor-1" in errors[0].found
     assert "403 AccessDenied" in errors[0].found
-    assert errors[0].remedy.startswith(
-        "Check the credentials. Needed are s3:GetObject, s3:PutObject and s3:DeleteObject"
-    )
+    assert errors[0].remedy.startswith("Check the credentials. Grant s3:GetObject, s3:PutObject and s3:DeleteObject")
     assert "arn:aws:s3:::bucket/some/folder/*, and s3:ListBucket for arn:aws:s3:::bucket." in errors[0].remedy
     assert traces.is_written == (operation != "put_if_absent")
 
@@ -252,7 +250,7 @@ def test_a_missing_object_that_is_denied_needs_the_permission_to_list(store: Mem
 
     [found] = check_store(Hiding(store), PROBE, DRIVER)
     assert found.level == "error"
-    assert "does not tell that a deleted object is missing" in found.found
+    assert "does not report a deleted object as missing" in found.found
     assert "s3:ListBucket for arn:aws:s3:::bucket" in found.remedy
 
 

@@ -72,7 +72,7 @@ def test_what_spark_spends_on_its_files_in_a_directory_is_told() -> None:
         ("spark.locality.wait", "0s", "placement", "warning", "spark.locality.wait is 0"),
         ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "settings", "warning", "wait for the next data"),
         ("spark.network.crypto.enabled", "true", "encryption", "error", "spark.authenticate is not, so Spark encrypts"),
-        ("spark.ssl.rpc.enabled", "true", "encryption", "warning", "trustStore is not set, so Spark takes any"),
+        ("spark.ssl.rpc.enabled", "true", "encryption", "warning", "trustStore is not set, so Spark accepts any"),
         ("spark.ssl.enabled", "true", "encryption", "warning", "for Spark's web pages alone"),
         ("spark.authenticate", "true", "encryption", "warning", "but does not encrypt: the traffic between driver and"),
         ("spark.io.encryption.enabled", "true", "encryption", "warning", "local copies of state on the executors'"),

@@ -109,7 +109,7 @@ class Caller(ABC):
             return ProcessorError(f"{where}: {error.message}", kind=error.kind, hint=error.hint)
         return ProcessorError(
             f"{where}: {type(error).__name__}: {error}.",
-            hint="The traceback of the cause shows the line of the processor. Nothing of this batch was kept;"
+            hint="The traceback of the cause shows the line of the processor. Nothing from this batch was kept;"
             " start the query again when the code is fixed.",
         )
 

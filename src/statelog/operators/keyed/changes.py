@@ -191,7 +191,7 @@ class ChangeBuffer:
     def _too_large(self, subject: str, position: int, size: str) -> ProcessorError:
         limit = self._budget.row_bytes
         return ProcessorError(
-            f"{subject} of key {self.describe_key(position)}: a value takes {size} with its key, and may take"
+            f"{subject} of key {self.describe_key(position)}: a value takes {size} with its key; the limit is"
             f" {limit:,}.",
             kind=ErrorKind.TOO_LARGE,
             hint="Keep large objects in a store and their names in the state, or one value in several entries of a"

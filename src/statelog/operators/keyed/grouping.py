@@ -74,8 +74,8 @@ class KeyChunk:
         if size_bytes > MAX_COLUMN_BYTES:
             count = sum(part.num_rows for part in parts)
             raise ProcessorError(
-                f"the key's {count:,} input rows in one batch take {size_bytes:,} bytes, and may take"
-                f" {MAX_COLUMN_BYTES:,} where rows are brought into the order of their times.",
+                f"the key's {count:,} input rows in one batch take {size_bytes:,} bytes; the limit is"
+                f" {MAX_COLUMN_BYTES:,} where rows are sorted by time.",
                 kind=ErrorKind.TOO_LARGE,
                 hint="Spread the rows over several keys, or use transformWithState, which reads any number of rows.",
             )

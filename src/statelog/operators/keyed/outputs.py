@@ -26,8 +26,8 @@ _CHUNK_ROWS: Final = 65_536
 _COLLECTION_THRESHOLD: Final = 100_000
 _NOT_ITERABLE: Final = re.compile(r"^'(\w+)' object is not iterable$")
 _HOW_TO_RETURN: Final = (
-    "Yield it, or return a list: each part of what is returned is taken for a row, also of a Row, a tuple, a dict, a"
-    " text or a frame."
+    "Yield it, or return a list: each element of what is returned becomes a row, even of a Row, a tuple, a dict, a"
+    " string or a frame."
 )
 
 

@@ -168,8 +168,8 @@ class UnkeyedSubtask:
             return self._call(Stage.PROCESS, make)
         except RowsTooLarge as error:
             raise ProcessorError(
-                f"operator '{self._operator.uid}': state '{name}' may take"
-                f" {self._operator.budget.elements_bytes:,} bytes in a subtask, and is larger at subtask"
+                f"operator '{self._operator.uid}': state '{name}' is limited to"
+                f" {self._operator.budget.elements_bytes:,} bytes per subtask, and is larger in subtask"
                 f" {self._context.subtaskIndex}: {error}.",
                 kind=ErrorKind.TOO_LARGE,
                 hint="An unkeyed state is written as a whole. Keep large data in keyed state, or start with more"
@@ -188,6 +188,6 @@ class UnkeyedSubtask:
                 raise ProcessorError(f"{where}: {error.message}", kind=error.kind, hint=error.hint) from error
             raise ProcessorError(
                 f"{where}: {type(error).__name__}: {error}.",
-                hint="The traceback of the cause shows the line of the processor. Nothing of this batch was kept;"
+                hint="The traceback of the cause shows the line of the processor. Nothing from this batch was kept;"
                 " start the query again when the code is fixed.",
             ) from error

@@ -188,5 +188,5 @@ class HadoopFiles(SparkFiles):
             raise StorageError(
                 f"{operation} {self.location}/{name} failed: {cause.toString()}.",
                 kind=ErrorKind.OBJECT_MISSING if is_missing else ErrorKind.STORE_FAILED,
-                hint="Can Spark itself reach the place? Its Hadoop configuration counts here (spark.hadoop.*).",
+                hint="Can Spark itself reach the place? Its Hadoop configuration applies here (spark.hadoop.*).",
             ) from error

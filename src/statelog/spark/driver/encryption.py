@@ -31,7 +31,7 @@ def encrypts_traffic(settings: Settings) -> bool:
     if asked and not is_on(settings, AUTHENTICATE):  # Spark's own SparkContext refuses this; a platform's may not.
         raise ConfigurationError(
             f"{asked[0]} is on and {AUTHENTICATE} is not, so Spark encrypts nothing: the secret of the tasks' calls"
-            " would reach the executors in clear.",
+            " would reach the executors unencrypted.",
             kind=ErrorKind.UNSUPPORTED_SETTING,
             hint=f"Set {AUTHENTICATE} to true and, except on YARN and Kubernetes, spark.authenticate.secret.",
         )

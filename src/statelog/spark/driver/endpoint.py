@@ -287,7 +287,7 @@ class Endpoint:
             raise FencedError(
                 f"operator '{task.uid}' was not built by this driver.",
                 kind=ErrorKind.STALE_RUN,
-                hint="The task is a leftover of an earlier application.",
+                hint="The task is left over from an earlier application.",
             )
         with slot.lock:
             if slot.coordinator is None or slot.run_id != task.run_id:

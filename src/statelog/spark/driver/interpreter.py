@@ -90,7 +90,7 @@ def _check(python: str, paths: tuple[str, ...], environment: tuple[tuple[str, st
         return
     own = list(sys.version_info[:2])
     if version != own:
-        raise _unfit(f"{python}, of Python {_text(version)}, and the driver runs Python {_text(own)}")
+        raise _unfit(f"{python}, which is Python {_text(version)}, but the driver runs Python {_text(own)}")
     if missing:
         raise _unfit(f"{python}, which cannot import {', '.join(missing)}")
 

@@ -97,7 +97,7 @@ class PlannedQuery:
             raise ConfigurationError(
                 f"The operators of the query have different locations: {named}.",
                 kind=ErrorKind.INVALID_OPTION,
-                hint="The state of a query has one location: give all operators the same, or only one of them any.",
+                hint="The state of a query has one location: give it to all operators, or to only one of them.",
             )
         return next(iter(given), None) or state_home(internals.checkpoint_location(self.query))
 

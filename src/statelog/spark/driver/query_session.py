@@ -151,7 +151,7 @@ def _left_out(query: StreamingQuery, folder: str, first: int, newest: int) -> Co
         )
     return ConfigurationError(
         f"Query {query.id} begins with batch {first}, but Spark's file sink in {folder} has batches up to {newest}, of"
-        " another query or from before a rewind. It leaves these out, so rows would be missing.",
+        " another query or from before a rewind. It would skip batches of these numbers, so rows would be missing.",
         kind=ErrorKind.OTHER_OWNER,
         hint=remedy,
     )

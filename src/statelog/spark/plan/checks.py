@@ -107,7 +107,7 @@ def new_instance() -> str:
 def checked_uid(uid: str | None) -> str:
     """The operator's name; the default name for None."""
     if uid is not None and (not isinstance(uid, str) or not uid or len(uid) > 200):
-        raise ConfigurationError(f"uid is {uid!r}.", hint="It must be a text of 1 to 200 characters.")
+        raise ConfigurationError(f"uid is {uid!r}.", hint="It must be a string of 1 to 200 characters.")
     return _DEFAULT_UID if uid is None else uid
 
 
@@ -116,7 +116,7 @@ def checked_location(location: object) -> str | None:
     if location is None:
         return None
     if not isinstance(location, (str, os.PathLike)) or not (text := str(location)).strip():
-        raise ConfigurationError(f"location is {location!r}.", hint="It must be a path, or like s3://bucket/folder.")
+        raise ConfigurationError(f"location is {location!r}.", hint="It must be a path or a URL (s3://bucket/folder).")
     open_store(text)
     return absolute(text)
 

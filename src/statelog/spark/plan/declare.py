@@ -82,7 +82,7 @@ def _copy_of(processor: bytes, uid: str) -> Any:
                 " broadcast state of statelog.process(..., broadcast=...).",
             ) from error
         raise ProcessorError(
-            f"operator '{uid}': the processor can be pickled, but its copy fails: {type(error).__name__}: {error}.",
+            f"operator '{uid}': the processor can be pickled but not unpickled: {type(error).__name__}: {error}.",
             kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
             hint="Keep only objects in the processor that pickle can restore, and open the others in init().",
         ) from error
@@ -277,7 +277,7 @@ def _check_state_name(name: str, uid: str) -> None:
     if not isinstance(name, str) or not 1 <= len(name) <= _NAME_LENGTH or name.startswith("$"):
         raise ConfigurationError(
             f"operator '{uid}': a state is named {name!r}.",
-            hint=f"The name must be a text of 1 to {_NAME_LENGTH} characters that does not start with $.",
+            hint=f"The name must be a string of 1 to {_NAME_LENGTH} characters that does not start with $.",
         )
 
 
@@ -286,7 +286,7 @@ def require_reducing(aggregate: Aggregate, schema: StructType, subject: str) -> 
     require_aggregating(aggregate, schema, subject)
     if isinstance(aggregate, Count) or len(schema) != 1:
         raise ConfigurationError(
-            f"{subject}: {aggregate} makes no value of {schema.simpleString()} of two of them.",
+            f"{subject}: {aggregate} does not combine two values of type {schema.simpleString()} into one.",
             hint="A reducing state takes Sum, Min or Max of its only field; an aggregating state takes Count and Mean.",
         )
     if aggregate.column != schema.names[0]:
@@ -311,7 +311,7 @@ def require_aggregating(aggregate: Aggregate, schema: StructType, subject: str) 
         shown = ", ".join(f"{name} {field.simpleString()}" for name, field in zip(names, needed, strict=True))
         raise ConfigurationError(
             f"{subject}: the accumulator of {aggregate} is '{shown}', not {schema.simpleString()}.",
-            hint="Declare the state with such a schema; the names are free.",
+            hint="Declare the state with that schema; field names may differ.",
         )
 
 

@@ -308,13 +308,13 @@ def _check_heartbeat(plan: OperatorPlan, watermark: Watermark | None, codecs: Pr
     if watermark is not None and any(idle_ms is not None for idle_ms in watermark.idle_of_inputs_ms):
         if watermark.inputs == 1:
             raise ConfigurationError(
-                f"operator '{plan.uid}': the watermark has idle and one input, which waits for no other one.",
+                f"operator '{plan.uid}': the watermark has idle but only one input, which waits for no other.",
                 hint="Leave idle out; it is for several inputs, and for the two sides of a join.",
             )
         reason = "the watermark has idle"
     if reason and plan.options.heartbeat_ms is None:
         raise ConfigurationError(
-            f"operator '{plan.uid}': {reason}, and the query no heartbeat: without rows no batch would notice the"
+            f"operator '{plan.uid}': {reason}, but the query has no heartbeat: without rows, no batch would notice the"
             " silence.",
             hint="Pass options=statelog.Options(heartbeat_s=...), some seconds, to key_by.",
         )

@@ -63,7 +63,7 @@ def _misfits(own: T.DataType, wanted: T.DataType, path: str, owner: str) -> Iter
         yield from _misfits(own.valueType, wanted.valueType, f"{path}.value", owner)
     elif own != wanted and not _is_lossless(own, wanted):
         misfit = f"column '{path}' is {own.simpleString()}, and {owner} is {wanted.simpleString()}"
-        yield misfit, "Not every value would stay what it is. Cast it yourself."
+        yield misfit, "The conversion could change values. Cast it yourself."
 
 
 def _struct_misfits(own: T.StructType, wanted: T.StructType, path: str, owner: str) -> Iterator[tuple[str, str]]:

@@ -81,7 +81,7 @@ def make_placement(
     cause = what_moves_subtasks(conf)
     if cause:
         _log.warning(
-            "operator '%s': its subtasks will not stay on their executors, because %s. Give"
+            "operator '%s': its subtasks will not stay on their executors, because %s. Call"
             " SparkSession.builder.config(map=statelog.spark_conf()) before the session is created, or set"
             " Options(placement='off').",
             uid,

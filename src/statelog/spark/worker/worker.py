@@ -15,7 +15,7 @@ import secrets
 import socket
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -45,7 +45,7 @@ from statelog.rpc.messages import Acked, Begun, Reply, Request, TaskId
 from statelog.shown import redact_messages
 from statelog.storage import Store
 from statelog.storage.open import REGISTERED, require_shared
-from statelog.storage.s3a import PREFIX, adopt_s3a, adopted_s3a
+from statelog.storage.s3a import S3aSettings, adopt_s3a, adopted_s3a
 from statelog.tasks.attempt import Attempt, Task, WorkerMemory
 
 HASH_COLUMN: Final = "__statelog_hash"
@@ -344,33 +344,36 @@ _Result = TypeVar("_Result")
 _adopted: Final[dict[str, bytes]] = {}
 
 
-def pickled_stores() -> dict[str, bytes]:
-    """The registered factories, pickled, by scheme, and Hadoop's settings for S3 by their prefix if they are used.
+@dataclass(frozen=True)
+class DriverStores:
+    """What the driver's program has said about stores; picklable."""
 
-    Raises ConfigurationError if a factory cannot be pickled.
-    """
-    pickled: dict[str, bytes] = {}
-    if (hadoop := adopted_s3a()) is not None:
-        pickled[PREFIX] = _dumps(hadoop)
+    factories: dict[str, bytes]
+    """The registered factories by scheme, each pickled by itself, so that a worker can name one that it lacks."""
+    s3a: S3aSettings | None
+    """Hadoop's settings for S3, if they are used."""
+
+
+def pickled_stores() -> bytes:
+    """The driver's :class:`DriverStores`, pickled; raises ConfigurationError if a factory cannot be."""
+    factories: dict[str, bytes] = {}
     for scheme, factory in dict(REGISTERED).items():
         try:
-            pickled[scheme] = cloudpickle.dumps(factory)  # type: ignore[no-untyped-call]  # no types there
+            factories[scheme] = _dumps(factory)
         except Exception as error:
             raise ConfigurationError(
                 f"The factory of the scheme {scheme!r} cannot be sent to the workers: {type(error).__name__}: {error}.",
                 hint="Register a function or class of a module, and open files and connections in the store's methods.",
             ) from error
-    return pickled
+    return pickle.dumps(DriverStores(factories, adopted_s3a()))
 
 
-def adopt_stores(pickled: Mapping[str, bytes]) -> None:
-    """Register the driver's factories in this Python worker, and use its settings for S3.
-
-    Raises ConfigurationError if a factory cannot be loaded.
-    """
-    adopt_s3a(pickle.loads(pickled[PREFIX]) if PREFIX in pickled else None)
-    for scheme, data in pickled.items():
-        if scheme == PREFIX or _adopted.get(scheme) == data:
+def adopt_stores(pickled: bytes) -> None:
+    """Use the driver's stores in this Python worker; raises ConfigurationError if a factory cannot be loaded."""
+    stores: DriverStores = pickle.loads(pickled)
+    adopt_s3a(stores.s3a)
+    for scheme, data in stores.factories.items():
+        if _adopted.get(scheme) == data:
             continue
         try:
             factory = pickle.loads(data)

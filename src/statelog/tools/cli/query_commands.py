@@ -154,7 +154,7 @@ def rename(checkpoint_location: str, uid: str, new_uid: str, location: str | Non
 @click.argument("location")
 @click.option("--delete", is_flag=True, help="Delete the objects; without it they are only listed.")
 @click.option("--min-age-s", type=float, default=3600.0, show_default=True, help="Leave younger objects alone.")
-@click.option("--release", is_flag=True, help="Also the pins of branches that are gone; all must be within reach.")
+@click.option("--release", is_flag=True, help="Include the pins of branches that are gone; all must be reachable.")
 @JSON
 def gc(location: str, delete: bool, min_age_s: float, release: bool, as_json: bool) -> None:
     """List, or delete, the objects of a LOCATION that no checkpoint or pin needs. The query may run meanwhile."""

@@ -26,7 +26,7 @@ SCHEME: Final = "s3a"
 
 STUCK: Final = (
     f"Spark's Hadoop repeats requests for minutes. Are {PREFIX}endpoint and {PREFIX}endpoint.region right, and is the"
-    " endpoint within reach of this host? Other settings of a session count after a new start of the application only."
+    " endpoint within reach of this host? Other settings take effect only when the application is started again."
 )
 _MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _ABORTABLE: Final = "AbortableStreamBasedCheckpointFileManager"
@@ -36,7 +36,7 @@ _LONGEST: Final = 400
 _REMEDIES: Final = (
     (
         r"NoClassDefFoundError|ClassNotFoundException|NoSuchMethodError|NoSuchFieldError",
-        "Classes that S3A needs are missing, or of other versions: {packages}.",
+        "Classes that S3A needs are missing, or of other versions: add {packages}.",
     ),
     (
         r"NoAuthWithAWS|NoAwsCredentials|No AWS Credentials|Unable to load credentials|Unable to load AWS",
@@ -65,7 +65,7 @@ _REMEDIES: Final = (
         " and spark.hadoop.fs.s3a.connection.ssl.enabled, and whether this host reaches the endpoint.",
     ),
 )
-_OTHERWISE: Final = "Can Spark itself read and write there? Its settings spark.hadoop.fs.s3a.* count."
+_OTHERWISE: Final = "Can Spark itself read and write there? Its settings spark.hadoop.fs.s3a.* apply."
 _NO_CREDENTIALS: Final = (
     "If that is not meant, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of driver and executors,"
     " or call statelog.use_s3a_settings(spark) before queries are built: state then uses Hadoop's."

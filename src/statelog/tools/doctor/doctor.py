@@ -202,7 +202,7 @@ class _Diagnosis:
             stores = pickled_stores()
         except StatelogError as error:
             findings.append(self.place.failed(places.CHECK, error))
-            probe, stores = None, {}
+            probe, stores = None, b""
         if any(finding.level == "error" for finding in findings if finding.check == "python"):
             return findings
         work = ExecutorWork(

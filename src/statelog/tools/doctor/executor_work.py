@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +31,8 @@ STUCK_STORE = (
     "Is the store within reach of this host: address, proxy, firewall, credentials service? A directory of a file"
     " server that does not answer blocks like this."
 )
-STUCK_DISK = "Is the disk full, failing, or a file server that does not answer?"
-STUCK_PORT = "Does the driver's host drop packets to its port: a firewall, a network policy? Is the driver suspended?"
+STUCK_DISK = "Is the disk full or failing, or on a file server that does not answer?"
+STUCK_PORT = "Does a firewall or a network policy drop packets to the driver's port? Is the driver suspended?"
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class ExecutorWork:
     """None if the driver itself cannot use the location."""
     options: Options
     timeout_s: float
-    stores: Mapping[str, bytes]
-    """The registered factories, pickled."""
+    stores: bytes
+    """See :func:`pickled_stores`; empty if they cannot be sent, and then there is no `probe`."""
     brokers: Sequence[kafka.Address] = ()
     """Of Kafka."""
 

@@ -73,7 +73,7 @@ class Place:
         return self.error(
             check,
             f"The check could not be made: {type(error).__name__}: {reason}",
-            "Mend what the message names, and check again; if it names nothing of yours, please report it.",
+            "Fix what the message names, and check again; if it names nothing in your setup, please report it.",
         )
 
 

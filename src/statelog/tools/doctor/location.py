@@ -165,7 +165,7 @@ def _delete(store: Store, name: str, probe: Probe) -> None:
         if error.kind is ErrorKind.OBJECT_MISSING:
             return
         raise StorageError(
-            f"{probe.location} does not tell that a deleted object is missing: {error.message}",
+            f"{probe.location} does not report a deleted object as missing: {error.message}",
             hint="S3 needs the permission to list the bucket for that.",
         ) from error
     _require(False, probe, f"{name} was deleted, and can still be read")
@@ -220,10 +220,10 @@ def _remedy(location: str, message: str) -> str:
     where = ObjectLocation.parse(location)
     objects = f"{where.bucket}/{where.folder}/*" if where.folder else f"{where.bucket}/*"
     return {
-        "s3": f"Needed are s3:GetObject, s3:PutObject and s3:DeleteObject for arn:aws:s3:::{objects}, and s3:ListBucket"
+        "s3": f"Grant s3:GetObject, s3:PutObject and s3:DeleteObject for arn:aws:s3:::{objects}, and s3:ListBucket"
         f" for arn:aws:s3:::{where.bucket}.",
-        "gs": f"Needed is the role Storage Object User for the bucket {where.bucket}.",
-        "az": f"Needed is the role Storage Blob Data Contributor for the container {where.bucket}.",
+        "gs": f"Grant the role Storage Object User for the bucket {where.bucket}.",
+        "az": f"Grant the role Storage Blob Data Contributor for the container {where.bucket}.",
     }[where.service]
 
 

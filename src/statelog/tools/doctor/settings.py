@@ -75,7 +75,7 @@ def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
         yield place.warning(
             "placement",
             f"Subtasks will not stay on their executors, and fetch state again and again, because {cause}.",
-            "Give SparkSession.builder.config(map=statelog.spark_conf()) before the session is created, and leave"
+            "Call SparkSession.builder.config(map=statelog.spark_conf()) before the session is created, and leave"
             " spark.locality.wait at 3s; see docs/placement.md.",
         )
     else:
@@ -83,7 +83,7 @@ def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
     if not next((is_on(conf, name) for name in _EXCLUDES if name in conf), False):
         yield place.ok(
             "placement",
-            "Spark repeats a failed task on the same executor, also if its local disk is full, and then the query ends."
+            "Spark repeats a failed task on the same executor, even if its local disk is full, and then the query ends."
             f" With {_EXCLUDES[0]}=true it is repeated on another one; see docs/platforms.md.",
         )
     if is_on(conf, _DYNAMIC) and _CACHED_IDLE in conf:
@@ -111,7 +111,7 @@ def _of_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
     if is_on(conf, _IO):
         yield place.warning(
             "encryption",
-            f"{_IO} is on, but it covers Spark's own files only: the objects of the location are in clear, and"
+            f"{_IO} is on, but it covers Spark's own files only: the objects of the location are not encrypted, and"
             " operators refuse to start unless their options accept plain local copies of state on the executors'"
             " disks.",
             "Set Options(plain_local_files=True), and encrypt the disks of the executors and the location.",
@@ -126,14 +126,14 @@ def _of_weak_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Findi
         if not any(conf.get(name) for name in _TRUST):
             yield place.warning(
                 "encryption",
-                f"{_TRUST[0]} is not set, so Spark takes any certificate: somebody between driver and executors can"
+                f"{_TRUST[0]} is not set, so Spark accepts any certificate: anyone between driver and executors can"
                 " read its traffic, and with it the secret of the tasks' calls.",
                 f"Set {_TRUST[0]}.",
             )
     elif is_on(conf, AES) and not is_on(conf, SASL) and is_on(conf, _FALLBACK, default=True):
         yield place.warning(
             "encryption",
-            f"{_FALLBACK} is on, so Spark continues in clear if the start of a connection is disturbed: somebody"
+            f"{_FALLBACK} is on, so Spark continues unencrypted if a handshake is disturbed: anyone"
             " between driver and executors can read its traffic, and with it the secret of the tasks' calls.",
             f"Set {_FALLBACK} to false.",
         )
@@ -143,7 +143,7 @@ CHECK: Final = "session"
 
 _STUCK: Final = (
     "Is the master's address right and its service running? Does the resource manager have room for the application? A"
-    " longer time limit waits longer."
+    " longer time limit may be enough."
 )
 _FAILED: Final = (
     "The lines above from Spark have the reason. Is the master right, and each setting? Does JAVA_HOME name Java 17 or"
