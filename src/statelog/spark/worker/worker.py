@@ -53,6 +53,7 @@ SUBTASK_COLUMN: Final = "__statelog_subtask"
 TIME_COLUMN: Final = "__statelog_time_ms"
 
 _TOKEN_BYTES: Final = 4
+_OPEN_FILES: Final = Path("/proc/self/fd")
 
 
 # ---- The description of an operator ----
@@ -196,14 +197,14 @@ def _dumps(value: object) -> bytes:
 def send_at_once() -> None:
     """Have TCP send what Spark and this process have for each other without waiting; Linux only, else nothing happens.
 
-    Spark describes a task in one write, and sends small input in another. TCP holds back the second until the first is
-    acknowledged (Nagle's algorithm), and Linux delays an acknowledgment by 40 ms unless there is something to send
-    along with it. Spark has the connection to itself, so all of the process are set. Linux ends the mode when data
-    travels in both directions, so each task sets it again.
+    From 4.2 on, Spark describes a task in one write, and sends small input in another. TCP holds back the second until
+    the first is acknowledged (Nagle's algorithm), and Linux delays an acknowledgment by 40 ms unless there is something
+    to send along with it. Spark keeps the connection to itself, so all of the process are set. Linux ends the mode when
+    data travels in both directions, so each task sets it again.
     """
-    if not hasattr(socket, "TCP_QUICKACK"):
+    if not hasattr(socket, "TCP_QUICKACK") or not _OPEN_FILES.is_dir():
         return
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in os.listdir(_OPEN_FILES):
         try:
             connection = socket.socket(fileno=int(descriptor))
         except OSError:

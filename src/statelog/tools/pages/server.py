@@ -96,7 +96,7 @@ class App:
         method, path = environment["REQUEST_METHOD"], environment.get("PATH_INFO", "/")
         if self._token is None and _host_of(environment.get("HTTP_HOST", "")) not in _LOOPBACK_NAMES:
             # Another site's name may lead to this host; a browser then sends that name.
-            return HTTPStatus.FORBIDDEN, [], error_html("This page can be opened only as localhost or 127.0.0.1.")
+            return HTTPStatus.FORBIDDEN, [], error_html("This page is served to this host by its own name only.")
         if self._token is not None and not self._is_known(environment):
             given = parse_qs(environment.get("QUERY_STRING", "")).get("token", [""])[0]
             if not _is_equal(given, self._token):
