@@ -146,12 +146,20 @@ def test_a_start_whose_claim_failed_does_not_take_the_log_from_a_newer_one(
     append(newer, "newer", 2 if when == "before" else 3, 0)
 
 
+@pytest.mark.parametrize(
+    "make_store", [LocalStore, lambda root: WholeObjects(LocalStore(root))], ids=["files", "objects"]
+)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_start_whose_claim_failed_claims_again(tmp_path: Path, when: Literal["before", "after"]) -> None:
-    make_log(LocalStore(tmp_path)).claim(make_claim("before"))
-    log = make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("put_if_absent", call=1, when=when)))
+def test_a_start_whose_claim_failed_claims_again(
+    tmp_path: Path, when: Literal["before", "after"], make_store: Callable[[Path], Store]
+) -> None:
+    """A start reads the log before each claim."""
+    make_log(make_store(tmp_path), appends=False).claim(make_claim("before"))
+    log = make_log(FaultStore(make_store(tmp_path), FaultPlan.at("put_if_absent", call=1, when=when)), appends=False)
+    log.read()
     with pytest.raises(StorageError):
         log.claim(make_claim("again"))
+    log.read()
     log.claim(make_claim("again"))
     append(log, "again", 2 if when == "before" else 3, 0)
 

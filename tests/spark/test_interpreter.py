@@ -46,7 +46,7 @@ def test_an_interpreter_without_packages_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("major", [2, 3, 4])
 def test_an_interpreter_of_another_version_is_refused(tmp_path: Path, major: int) -> None:
     python = interpreter(tmp_path, f"echo '[[{major}, 99], []]'")
-    with pytest.raises(ConfigurationError, match=rf"which is Python {major}\.99, but the driver runs Python {VERSION[0]}\."):
+    with pytest.raises(ConfigurationError, match=rf"Python {major}\.99, but the driver runs Python {VERSION[0]}\."):
         check_interpreter(session(python))
 
 

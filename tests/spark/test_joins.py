@@ -295,17 +295,17 @@ MISTAKES: dict[str, tuple[Callable[[DataFrame, DataFrame, DataFrame], Any], str]
         lambda a, b, _: statelog.key_by(a, "user", watermark=Watermark("at", idle="1 second")).join_interval(
             _right(b), lower=0, upper=1
         ),
-        "the watermark has idle, and the query no heartbeat",
+        "the watermark has idle, but the query has no heartbeat",
     ),
     "idle of one input": (
         lambda a, b, _: statelog.key_by(
             a, "user", options=Options(heartbeat_s=1.0), watermark=Watermark("at", idle=1000)
         ).dedup(statelog.Ttl("1 hour", time="event")),
-        "the watermark has idle and one input",
+        "the watermark has idle but only one input",
     ),
     "timeout without a heartbeat": (
         lambda a, b, _: _left(a).join_interval(_right(b), lower=0, upper=1, how="left", timeout="1 minute"),
-        "join_interval has a timeout, and the query no heartbeat",
+        "join_interval has a timeout, but the query has no heartbeat",
     ),
     "max_ahead": (
         lambda a, b, _: _left(a).join_interval(

@@ -113,7 +113,8 @@ def test_no_action_in_the_first_batch_is_an_error_that_says_how_to_start_again(
 
 
 @pytest.mark.parametrize(
-    ("action", "what"), [(limit, "these subtasks did not run"), (no_action, "no subtask of operator 'main' ran")]
+    ("action", "what"),
+    [(limit, "these subtasks of batch 2 did not run"), (no_action, "no subtask of operator 'main' ran")],
 )
 def test_a_last_batch_that_was_not_read_is_told_at_the_end_and_stops_the_next_start(
     spark: SparkSession,

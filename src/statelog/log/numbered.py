@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NoReturn
 
+from msgspec import structs
+
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StatelogError, StorageError
 from statelog.log.entry import (
@@ -162,7 +164,7 @@ class NumberedLog:
             looked_s = self._now_s()
             files = self._files()
             newest = max(files, default=0)
-            head = self._first_entry(files[newest]) if newest else None
+            head = self._first_entry(newest, files[newest]) if newest else None
             if newest and head is None:
                 continue
             epoch = 0 if head is None else head.epoch
@@ -173,7 +175,7 @@ class NumberedLog:
                 # Its maker may not have made its name durable yet: after a crash the claim must not stand without it.
                 self._store.sync(self.name_of(newest), start=0, end=0)
             claim = make(epoch + 1)
-            self._tried = claim
+            self._tried = structs.replace(claim, number=newest + 1)
             frame = b"".join(encode_frame(claim, []))
             if self._store.put_if_absent(self.name_of(newest + 1), frame):
                 break
@@ -434,19 +436,18 @@ class NumberedLog:
             raise damaged_log(name, f"its {size} bytes are not a whole number of log entries")
         return [frame.entry for frame in frames], (frames[-2].end if len(frames) > 1 else 0, end)
 
-    def _first_entry(self, info: ObjectInfo) -> Entry | None:
+    def _first_entry(self, number: int, info: ObjectInfo) -> Entry | None:
         """The first entry of a file; `info` is from a list of now. None if it was removed meanwhile."""
-        name = info.name
         try:
             seen = [] if self._seen is None else self._seen.frames(info)
-            frame = seen[0] if seen else FrameReader(self._store, name).frame_at(0, info.size_bytes)
+            frame = seen[0] if seen else FrameReader(self._store, info.name, number).frame_at(0, info.size_bytes)
         except StorageError as error:
             if error.kind is ErrorKind.OBJECT_MISSING:
                 return None
             raise
         if frame is None:
             raise CorruptionError(
-                f"{name}: the file does not begin with a complete log entry.", hint="Restore the file from a copy."
+                f"{info.name}: the file does not begin with a complete log entry.", hint="Restore the file from a copy."
             )
         return frame.entry
 
