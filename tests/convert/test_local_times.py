@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from statelog.convert.local_times import (
     local_times,
@@ -91,12 +91,14 @@ def test_a_local_time_is_an_instant(zone: ZoneInfo, at: datetime.datetime) -> No
 
 @in_every_zone
 @given(at=NAIVE | NEAR)
+@example(at=datetime.datetime(1951, 9, 8, 14))  # clocks were put back in Tokyo
 def test_an_instant_is_a_local_time(zone: ZoneInfo, at: datetime.datetime) -> None:
     for known in (UTC, datetime.timezone(datetime.timedelta(hours=-3)), ZoneInfo("Asia/Tokyo")):
         given = at.replace(tzinfo=UTC).astimezone(known)
         assert repr(to_local(given)) == repr(clock(given, zone))
         assert to_utc(given).utcoffset() == datetime.timedelta()
-        assert to_utc(given) == given
+        # Python never finds times of two zones equal if one of them is ambiguous.
+        assert to_utc(given) == given.astimezone(UTC)
 
 
 @in_every_zone

@@ -160,7 +160,9 @@ def test_incomplete_batch_stops_the_next(engine: Engine) -> None:
     complete(engine, 0, b"0", b"1", b"2")
     begin(engine, 1, 1, 101)
     ack(engine, 1, 1, 101, b"only one")
-    with pytest.raises(StateMissingError, match="checkpoint 1 does not exist: of batch 1.*: 0, 2") as caught:
+    with pytest.raises(
+        StateMissingError, match="checkpoint 1 does not exist: these subtasks of batch 1 .*: 0, 2"
+    ) as caught:
         begin(engine, 2, 0, 200)
     assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
     assert "statelog.rewind" in caught.value.hint

@@ -25,7 +25,9 @@ def test_a_query_that_has_no_operator_any_more_is_refused(tmp_path: Path) -> Non
     query = StoredQuery(tmp_path).run(["a"], range(2))
     statelog.forget(query.checkpoint, "a")
     for call in (statelog.savepoint, statelog.branch):
-        with pytest.raises(ConfigurationError, match="at batch 1 the query has no operator") as refused:
+        with pytest.raises(
+            ConfigurationError, match="as of batch 1, the state of all of the query's operators has been given up"
+        ) as refused:
             call(query.checkpoint, tmp_path / "new")
         assert refused.value.kind is ErrorKind.CHECKPOINT_MISSING
         assert not (tmp_path / "new").exists()

@@ -409,7 +409,7 @@ def test_a_key_with_many_windows_is_read_in_parts() -> None:
 def test_a_window_without_a_value_is_named() -> None:
     largest = 2**63 - 1
     with _pushed(SLIDING, "agg", [("b", 1, 5), ("a", 1, largest), ("a", 3, 1)]) as harness:
-        with pytest.raises(ProcessorError, match=r"A window of the key \('a',\).*out of range for long") as caught:
+        with pytest.raises(ProcessorError, match=r"A window of key \('a',\).*out of range for long") as caught:
             read(harness)
         assert "'window.panes'" in str(caught.value)
         assert len(read(harness, keys=["b"])) == 3
