@@ -102,6 +102,7 @@ class QueryLife:
         """Queries that stand still: branches, and those that have branches."""
         self._is_asynchronous = rng.random() < 0.3
         """Whether Spark stores its commits later, and goes back to the last stored one when the driver ends."""
+        self._was_rewound = False
         self._length = rng.randint(20, 60)
         self._clock_start_s = time.time() + _HEAD_START_S
         self._began_s = time.monotonic()
@@ -293,8 +294,9 @@ class QueryLife:
 
     def _require_fenced(self, failure: Failed) -> None:
         is_fenced = failure.kind in _FENCED or failure.is_injected or _OWNER_UNKNOWN in failure.text
-        # Where Spark lost commits, the newer start has planned the batch anew, at another time.
-        is_fenced |= self._is_asynchronous and failure.kind == ErrorKind.STALE_DATAFRAME
+        # Where Spark lost commits, or after a rewind, the newer start has planned the batch anew, at another time.
+        is_anew = self._is_asynchronous or self._was_rewound
+        is_fenced |= is_anew and failure.kind == ErrorKind.STALE_DATAFRAME
         self._require(is_fenced, f"a superseded start fails with {failure.kind}: {failure}")
 
     def _end_former(self, former: Former, *, in_order: bool) -> None:
@@ -457,6 +459,7 @@ class QueryLife:
         is_right = self._notes.next_batch == next_batch == to + 1
         self._require(is_right, f"a rewind to {to} makes {self._notes.next_batch} the next one")
         self._query.go_back(to)
+        self._was_rewound = True
         self._counts["rewinds"] += 1
 
     def _leave_incomplete(self, rng: Random) -> None:
