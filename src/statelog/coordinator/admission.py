@@ -147,7 +147,7 @@ def _missing(query: QueryHistory, batch: int, name: str) -> StateMissingError:
         return StateMissingError(
             f"{name}: Spark wants to run batch {batch}, which needs checkpoint {batch - 1}, but the oldest that is"
             f" retained is checkpoint {oldest.batch}.",
-            hint="Is the query running elsewhere? Then stop this one. Was Spark's checkpoint restored from an"
+            hint="Is the query running elsewhere? Then stop this run. Was Spark's checkpoint restored from an"
             " older copy? Use the newer one, or restore the location from a copy made at the same time."
             " Options(retained_checkpoints=...) keeps more.",
         )

@@ -257,7 +257,7 @@ def check_from_executor(store: Store, probe: Probe, place: Place, leave: Callabl
 
 def check_marks(store: Store, probe: Probe, place: Place, marks: list[tuple[Place, Marks]]) -> Findings:
     """Check that the driver sees what the executors have written, and that one of them has won the race."""
-    unseen = [where for where, one in marks if if_present(lambda: store.read(one.written)) != probe.content]  # noqa: B023
+    unseen = [where for where, one in marks if if_present(lambda: store.read(one.written)) != probe.content]  # noqa: B023 - called at once
     for where in unseen:
         yield place.error(
             SHARED,
