@@ -124,9 +124,9 @@ class KafkaRecords:
     @property
     def settings(self) -> dict[str, str]:
         """What a session needs."""
-        from tests.kafka.jars import connector_settings
+        from tests.jars import KAFKA, spark_jars
 
-        return connector_settings()
+        return spark_jars(KAFKA)
 
     def read(self, session: SparkSession, parallelism: int) -> DataFrame:
         """The events, with a `value` that can be cast to the number, in a task per core."""
@@ -226,10 +226,9 @@ class KafkaSender(EventSender):
 
     def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
         # Not at the top: only this source needs a broker and its client.
-        from tests.jars import missing_programs
-        from tests.kafka.jars import missing_jars
+        from tests.jars import KAFKA, missing_server
 
-        if missing := missing_jars() or ", ".join(f"{name} is missing" for name in missing_programs()):
+        if missing := missing_server(KAFKA):
             raise Unavailable(f"no Kafka ({missing}); ./dev kafka installs it")
         from confluent_kafka import Producer
         from confluent_kafka.admin import AdminClient, NewTopic

@@ -275,14 +275,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from tests.kafka.jars import connector_settings
-    from tests.s3a.jars import session_jars
+    from tests.jars import KAFKA, S3A, spark_jars
     from tests.spark.support import make_session
 
     os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark-local"))
-    settings = connector_settings()
-    jars = ",".join([*filter(None, [settings.get("spark.jars", "")]), *session_jars()])
-    session = make_session(settings={**settings, "spark.jars": jars} if jars else {})
+    session = make_session(settings=spark_jars(KAFKA, S3A))
     yield session
     session.stop()
 

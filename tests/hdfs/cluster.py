@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway
 
-from tests.hdfs.jars import cluster_class_path
-from tests.jars import java, jvm_environment
+from tests.jars import HDFS, java, jvm_environment
 from tests.servers import LocalServer
 
 _JVM: Final = ("-Xmx400m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -123,9 +123,10 @@ class HdfsCluster(LocalServer):
         os.kill(self._process.pid, signal.SIGCONT)
 
     def _start(self) -> None:
+        [py4j] = Path(pyspark.__file__).parent.glob("jars/py4j-*.jar")
         with self._log.open("wb") as log:
             self._process = self._spawn(
-                *(java(), *_JVM, _QUIET, "-cp", cluster_class_path()),
+                *(java(), *_JVM, _QUIET, "-cp", os.pathsep.join([str(HDFS.folder / "*"), str(py4j)])),
                 *("py4j.GatewayServer", "--enable-auth", "0"),
                 env=jvm_environment(),
                 stdout=subprocess.PIPE,

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hdfs.cluster import HdfsCluster
-from tests.hdfs.jars import missing_jars
-from tests.jars import missing_programs
+from tests.jars import HDFS, missing_server
 
 
 @pytest.fixture(scope="session")
 def hdfs_is_installed() -> None:
     """Tests that use it are skipped where HDFS is not installed."""
-    if missing := missing_jars() or ", ".join(f"{name} is missing" for name in missing_programs()):
+    if missing := missing_server(HDFS):
         pytest.skip(f"no HDFS ({missing}); ./dev hdfs installs it")
 
 

@@ -8,8 +8,7 @@ import time
 import uuid
 from typing import Final
 
-from tests.jars import java, jvm_environment
-from tests.kafka.jars import broker_class_path
+from tests.jars import KAFKA, java, jvm_environment
 from tests.servers import LocalServer, free_ports
 
 _START_S: Final = 90.0
@@ -77,4 +76,13 @@ class KafkaBroker(LocalServer):
         raise RuntimeError(f"Kafka did not start.\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def _java(self, program: str, *arguments: str) -> list[str]:
-        return [java(), *_JVM, _QUIET, _SAYS_WHEN_IT_IS_UP, "-cp", broker_class_path(), program, *arguments]
+        return [
+            java(),
+            *_JVM,
+            _QUIET,
+            _SAYS_WHEN_IT_IS_UP,
+            "-cp",
+            str(KAFKA.folder / "broker" / "*"),
+            program,
+            *arguments,
+        ]

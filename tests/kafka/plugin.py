@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.jars import missing_programs
+from tests.jars import KAFKA, missing_server
 from tests.kafka.broker import KafkaBroker
-from tests.kafka.jars import missing_jars
 from tests.kafka.topics import SentOrders, Topics
 
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[KafkaBroker]:
     """The broker of this session. Tests that use it are skipped where it is not installed."""
-    if missing := missing_jars() or ", ".join(f"{name} is missing" for name in missing_programs()):
+    if missing := missing_server(KAFKA):
         pytest.skip(f"no Kafka ({missing}); ./dev kafka installs it")
     with KafkaBroker() as started:
         yield started

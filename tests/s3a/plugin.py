@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.jars import S3A
 from tests.s3.server import RadosGateway
-from tests.s3a.jars import missing_jars
 from tests.s3a.settings import s3a_settings
 
 
 @pytest.fixture(scope="session")
 def s3a_is_installed() -> None:
     """Tests that use it are skipped where S3A is not installed."""
-    if missing := missing_jars():
+    if missing := S3A.missing():
         pytest.skip(f"no S3A ({missing}); ./dev s3a installs it")
 
 

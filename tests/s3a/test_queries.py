@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from statelog import Step
 from statelog.storage import open_store
+from tests.jars import S3A, spark_jars
 from tests.s3.server import RadosGateway
-from tests.s3a.jars import session_jars
 from tests.s3a.settings import MANAGER, MANAGERS, s3a_settings
 from tests.spark.faults import make_marker
 from tests.spark.long_life import live
@@ -103,7 +103,7 @@ def test_a_query_with_hadoop_s_credentials_survives_its_driver(
     job.add(make_orders(4, seed=8))
     events.mkdir()
     settings = {f"spark.hadoop.{name}": value for name, value in s3a_settings(s3_server).items()}
-    settings |= {"spark.jars": ",".join(session_jars()), MANAGER: MANAGERS[manager_name]}
+    settings |= {**spark_jars(S3A), MANAGER: MANAGERS[manager_name]}
     settings |= {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file:{events}"}
     arguments = {"folder": s3a_location, "settings": settings, "uses_s3a": True}
     kill = {"at": step, "batch": batch, "marker": make_marker(tmp_path / "kill")}

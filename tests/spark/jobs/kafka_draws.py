@@ -18,7 +18,7 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from examples.sinks.kafka import KafkaSink
 from statelog import Options
-from tests.kafka.jars import connector_settings
+from tests.jars import KAFKA, spark_jars
 from tests.kafka.queries import KafkaJob
 from tests.spark.faults import make_marker, take_marker
 from tests.spark.jobs.draws import draws
@@ -86,7 +86,7 @@ def draws_to_kafka(session: SparkSession, job: KafkaJob, sink: KafkaSink, parall
 
 def main(arguments: dict[str, Any]) -> None:
     """Run the query until it dies."""
-    session = make_session(settings=connector_settings())
+    session = make_session(settings=spark_jars(KAFKA))
     note_jvm(session, arguments)
     job = KafkaJob.at(Path(arguments["root"]), arguments["address"], tuple(arguments["topics"]))
     job = job.with_reading(arguments["reading"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from statelog import Options
-from tests.kafka.jars import connector_settings
+from tests.jars import KAFKA, spark_jars
 from tests.kafka.queries import KafkaJob
 from tests.spark.faults import KillAt
 from tests.spark.jobs.ledger import note_jvm, run_main
@@ -15,7 +15,7 @@ from tests.spark.support import make_session
 
 def main(arguments: dict[str, Any]) -> None:
     """Run the query over all records that are there."""
-    session = make_session(settings=connector_settings())
+    session = make_session(settings=spark_jars(KAFKA))
     note_jvm(session, arguments)
     job = KafkaJob.at(Path(arguments["root"]), arguments["address"], tuple(arguments["topics"]))
     job = job.with_reading(arguments["reading"])
