@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,13 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return made
 
 
-def read(location: str, at: int | None = None) -> list[tuple[Any, ...]]:
+def read(location: str, at: int | str | None = None) -> list[tuple[Any, ...]]:
     return rows(statelog.read_state(location, state="value", at=at).read_all())
+
+
+def verify(location: str, at: int | str) -> None:
+    """Verify the whole query, or a pinned checkpoint: nothing is damaged."""
+    assert not statelog.verify(location).damages
 
 
 def held(story: Story, batch: int, lasts_s: float | None = None) -> HeldPin:
@@ -163,6 +169,42 @@ def test_a_pin_that_has_expired_holds_nothing(story: Story, tmp_path: Path) -> N
     with pytest.raises(StateMissingError):
         read(query.location, at)
     assert not (Path(query.location) / pin.name).exists()
+
+
+@pytest.mark.parametrize("reader", [read, pytest.param(verify, marks=pytest.mark.extended)], ids=["read", "verify"])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_reader_whose_pin_expires_at_any_request_is_told(
+    story: Story,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by_name: bool,
+    reader: Callable[[str, int | str], list[tuple[Any, ...]] | None],
+) -> None:
+    """The query's clock is ahead: for the query the pin has expired, and for the reader it stands."""
+    given_up = story.copied(tmp_path / "given up")
+    at = len(given_up.models) - 1
+    name = held(given_up, at, lasts_s=1000.0).name
+    run_on(given_up)
+    told = 0
+    for number in itertools.count(1, 3):
+        query = given_up.copied(tmp_path / str(number))
+        query.start(keep_local=False)
+        stop = Stop(number, partial(expire_pins, query))
+        open_store = partial(stopping, stop)
+        monkeypatch.setattr("statelog.reading.open.open_location", open_store)
+        try:
+            assert reader(query.location, name if by_name else at) in (value_rows(query.models[at]), None)
+        except (PinExpiredError, StateMissingError):
+            told += 1
+        if stop.requests < number:
+            break
+    assert told > 2 or reader is verify
+
+
+def expire_pins(query: Story) -> None:
+    """Let the query, whose clock jumps, delete the pins that end within an hour, and what they keep."""
+    query.engine.clock.advance(3600.0)
+    query.run_batches(2, random.Random(2))
 
 
 def test_a_checkpoint_that_is_gone_cannot_be_pinned(story: Story, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from statelog.errors import CorruptionError, ErrorKind, PinExpiredError, Statelo
 from statelog.history.footprint import Footprint
 from statelog.history.operator_history import History
 from statelog.history.query_history import QueryHistory, read_history
+from statelog.log.entry import QueryCheckpoint
 from statelog.log.open import PINS_FOLDER
 from statelog.log.references import BaseRange, names_of_runs, require_identities, require_objects
 from statelog.sealed import seal, unseal
@@ -137,6 +138,19 @@ class Pin(Footprint, frozen=True, kw_only=True):
         if self.consumer is None or entry is None or entry.token != self.token:
             return super().is_retained(query)
         return self._retains(query, self.consumer.state_at if self.operators[0].base_ranges else None)
+
+    def _read_entries(self, store: Store) -> list[QueryCheckpoint]:
+        """As a footprint's; PinExpiredError if the pin, and then what it names, was deleted meanwhile."""
+        try:
+            return super()._read_entries(store)
+        except StorageError as error:
+            if error.kind is ErrorKind.OBJECT_MISSING and not self._stands(store):
+                raise gone(self) from error
+            raise
+
+    def _stands(self, store: Store) -> bool:
+        found = (read_pin(store, info.name) for info in store.list(f"{PINS_FOLDER}/{self.batch:020}-"))
+        return any(pin is not None and (pin.owner, pin.token) == (self.owner, self.token) for pin in found)
 
     def with_later(self, query: QueryHistory) -> Pin:
         """A consumer's pin that names the changes of later batches of a history too; other pins as they are."""
@@ -345,6 +359,10 @@ class HeldPin:
         self._require_time_left(self._made_s)
         if self._clock.monotonic_s() - self._made_s > self._lasts_s / 2:
             self._replace()
+
+    def stands(self) -> bool:
+        """Whether the pin is still there: a query whose clock is ahead may have deleted it before its end."""
+        return if_present(lambda: self._store.size_bytes(self.name)) is not None
 
     def release(self) -> None:
         """Remove the pin; if that fails, it expires."""

@@ -67,7 +67,7 @@ class StoredQuery:
         return None if checkpoint is None else LoggedPoint.of(self, self.history, checkpoint)
 
     def pinned(self, identity: str, pin: Pin) -> LoggedPoint:
-        """An operator's checkpoint that a pin keeps; CorruptionError or StorageError if it cannot be read."""
+        """An operator's checkpoint that a pin keeps; PinExpiredError if the pin is gone, or why it cannot be read."""
         key = repr(pin.entries), *(one.identity for one in pin.operators)
         if key not in self._pinned:
             self._pinned[key] = pin.query(self.store)
@@ -350,7 +350,8 @@ class LoggedPoint(Point):
     def held(self, since: int | None = None) -> Iterator[Callable[[], None]]:
         """Pin the checkpoint during the block.
 
-        Without the right to write there is no pin, and PinExpiredError is raised if the files go meanwhile.
+        Without the right to write there is no pin. Then, or if the query deletes the pin before its end because its
+        clock is ahead, PinExpiredError is raised if the files go meanwhile.
         """
         pin: HeldPin | None = None
         with suppress(StorageError):
@@ -358,7 +359,7 @@ class LoggedPoint(Point):
         try:
             yield pin.keep if pin is not None else _nothing
         except (CorruptionError, StorageError) as error:
-            if pin is None:
+            if pin is None or not pin.stands():
                 self.require_kept(error, since)
             raise
         finally:

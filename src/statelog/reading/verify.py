@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.clock import SystemClock
-from statelog.errors import CorruptionError, ErrorKind, StatelogError, StorageError
+from statelog.errors import CorruptionError, ErrorKind, PinExpiredError, StatelogError, StorageError
 from statelog.history.footprint import stored_parts
 from statelog.history.pins import Pin, is_retained, standing_pins
 from statelog.history.query_history import read_history
@@ -195,7 +195,9 @@ class _Check:
                 self.damages.append(_damage(self.uid, damage, part.stored.name, _batches(users), _names(users)))
 
     def _note_unread(self, info: ObjectInfo, pin: Pin, error: StatelogError) -> None:
-        """Note that the entries of a pinned checkpoint cannot be read."""
+        """Note that the entries of a pinned checkpoint cannot be read, unless the pin was given up meanwhile."""
+        if isinstance(error, PinExpiredError):
+            return
         if self.identity in self._query.history.histories and pin.is_on_line(self._query.history):
             self.damages.append(_damage(self.uid, error, batches=[pin.batch]))
         else:
