@@ -1,4 +1,4 @@
-"""Prints docs/conversions.md from the answers: ``./dev python -m tests.conversions.page``."""
+"""Generates docs/conversions.md from the answers: ``./dev python -m tests.conversions.page``."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "conversions.md"
 _MOST_VALUES: Final = 8
 _MOST_LINES: Final = 14
 
-_HEAD: Final = """# What becomes of Python values
+_HEAD: Final = """# Conversion of Python values
 
-A value that a processor puts into a state or returns is converted to the field's Spark type. A conversion loses
-nothing, or it fails with the state or column, the field, its declared type, and the reason. The call that writes a
-value into a state raises the error, so a processor can catch it and continue. Rows, frames, states and map keys follow
-the same rules; NaN is null in frames, and where a field has no NaN of its own.
+A value that a processor stores in a state or returns is converted to the Spark type of the field. A conversion that
+would lose something fails instead, with an error that names the state or column, the field, its declared type, and the
+reason. The error is raised by the call that writes the value to the state, so a processor can catch it and continue.
+Rows, frames, states and map keys follow the same rules. NaN becomes null in frames, and in fields whose type has no
+NaN.
 
-This page is printed from what Spark 4.3 and statelog made of {values} values in {types} types, each as a value, a list
-element, a map key, a column of an output row and of an output frame (`tests/conversions`; session and processes in New
-York). Input columns and keys reach processors as Spark gives them; [coming from Spark](coming-from-spark.md) names the
-few that differ. Tables for `initialState` are cast by Spark, where nothing can be lost: [savepoints](savepoints.md).
+This page is generated from the results of Spark 4.3 and statelog for {values} values in {types} types, each as a value,
+a list element, a map key, a column of an output row and a column of an output frame (`tests/conversions`; the session
+and the processes use New York time). Input columns and keys reach processors as in Spark;
+[coming from Spark](coming-from-spark.md) lists the few that differ. Tables for `initialState` are cast by Spark, where
+nothing can be lost: [savepoints](savepoints.md).
 
-## What fields take
+## Accepted values
 
-In a value state; the result is what `get()` returns.
+This table shows values in a value state. The result is what `get()` returns.
 
-| type | values | become |
+| type | values | result |
 |---|---|---|
 """
 
 _BETWEEN: Final = """
-## Where Spark does otherwise
+## Differences from Spark
 
-"error" is an error that names the field; "refused" one when the query is built.
+"error" is an error that names the field, and "refused" an error when the query is built. In the column "in", "states"
+stands for a value, a list element and a map key; a "bare" value or map key is not in a tuple.
 """
 
 _TABLE: Final = """
@@ -56,7 +59,7 @@ def page() -> str:
             lines = _lines(found)
             text += f"\n### {rule.title}\n\n{rule.reason}\n{_TABLE}" + "".join(lines[:_MOST_LINES])
             if len(lines) > _MOST_LINES:
-                text += f"\nand {len(lines) - _MOST_LINES} more such lines in `tests/conversions`.\n"
+                text += f"\n`tests/conversions` has {len(lines) - _MOST_LINES} more such lines.\n"
     return text
 
 
