@@ -14,6 +14,7 @@ from dataclasses import asdict
 from tests.cluster.harms import HARMS
 from tests.cluster.life import Life
 from tests.cluster.spark_hosts import SparkHosts, missing_for_cluster
+from tests.jars import KAFKA, missing_server
 
 _LINE = "{:<28} {:>8} {:>12} {:>14} {:>7}  {}"
 
@@ -37,7 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Do all harms once, then some at random until the time is over; return the exit code."""
     seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
     rng = random.Random(seed)
-    chosen: list[str] = arguments.harm or list(HARMS)
+    missing_kafka = missing_server(KAFKA)
+    if missing_kafka:
+        print(f"no Kafka ({missing_kafka}), so it is not harmed; ./dev kafka installs it", file=sys.stderr)
+    chosen = [name for name in arguments.harm or HARMS if not (missing_kafka and HARMS[name].needs_kafka)]
     names, failed = list(chosen), 0
     if not arguments.json:
         print(f"seed {seed}")

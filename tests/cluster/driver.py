@@ -55,7 +55,8 @@ class Program:
             time.sleep(_PAUSE_S)
 
     def _start(self) -> StreamingQuery:
-        df = make_query(self._session, self._arguments["location"], self._arguments["parallelism"])
+        place = (self._arguments[name] for name in ("location", "parallelism", "broker"))
+        df = make_query(self._session, *place)
         return (
             df.writeStream.outputMode("update")
             .foreachBatch(self._save)

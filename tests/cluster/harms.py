@@ -10,6 +10,7 @@ from typing import Final
 from tests.cluster.hosts import Host
 from tests.cluster.life import RECOVERY_S, Difference, Harm, Life
 from tests.cluster.spark_hosts import (
+    BROKER,
     DRIVER_JVM,
     DRIVER_PROGRAM,
     EXECUTOR,
@@ -166,6 +167,19 @@ def _master_killed(life: Life) -> Iterator[float]:
     life.cluster.start_master()
 
 
+def _broker_killed(life: Life) -> Iterator[float]:
+    """The program of its host starts it again."""
+    life.cluster.host("broker").kill(BROKER)
+    yield SHORT_S
+
+
+def _broker_off_the_network(life: Life) -> Iterator[float]:
+    host = life.cluster.host("broker")
+    host.cut()
+    yield OUTAGE_S
+    host.join()
+
+
 def _at_once(*harms: Callable[[Life], Iterator[float]]) -> Callable[[Life], Iterator[float]]:
     """All of these, begun at the same time; one of them at most may choose a busy worker."""
 
@@ -223,6 +237,10 @@ HARMS: Final = {
     ),
     "clocks-apart": Harm("the clocks of Python on the driver and on a worker are 10 minutes apart", _clocks_apart),
     "checkpoint-lost": Harm("the driver cannot write to the checkpointLocation", _checkpoint_lost, _OF_SPARK),
+    "broker-killed": Harm("the Kafka broker is killed, and started again 10 s later", _broker_killed, _OF_SPARK, True),
+    "broker-off-the-network": Harm(
+        "the Kafka broker's host is off the network", _broker_off_the_network, _OF_SPARK, True
+    ),
     "master-killed": Harm("Spark's master is killed, and started again", _master_killed),
     "master-killed-and-host-lost": Harm(
         "a worker's host is switched off while there is no master", _at_once(_master_killed, _host_lost)

@@ -35,11 +35,14 @@ class Harm:
         Does it to a life. A generator: it yields how many seconds to wait before it goes on.
     errors : frozenset of str
         The kinds of statelog's errors with which the query may end meanwhile, and start again.
+    needs_kafka : bool
+        Whether there must be a broker.
     """
 
     text: str
     does: Callable[[Life], Iterator[float]]
     errors: frozenset[str] = frozenset()
+    needs_kafka: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Spark on several hosts: the master, workers, two hosts for drivers, and an S3 server for the state."""
+"""Spark on several hosts: the master, workers, two hosts for drivers, an S3 server for the state, and Kafka."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyspark
 
 import statelog
 from tests.cluster.hosts import Host, Network, missing_for_hosts, wait_until
+from tests.jars import KAFKA, missing_server, spark_jars
 from tests.jvm import jvm_options
 from tests.s3.server import BUCKET, missing_programs
 
@@ -29,6 +31,7 @@ WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 PYTHON_DAEMON: Final = "pyspark.daemon"
 DRIVER_PROGRAM: Final = "tests.cluster.driver"
+BROKER: Final = "kafka.Kafka"
 DRIVER_JVM: Final = "org.apache.spark.deploy.SparkSubmit"
 """Words in the command lines of Spark's processes."""
 
@@ -36,7 +39,7 @@ _REPOSITORY: Final = Path(__file__).parents[2]
 _SPARK: Final = Path(pyspark.__file__).parent
 _START_S: Final = 120.0
 _JVM: Final = ("-XX:-UsePerfData",)  # its files are named by process number, of which hosts have the same
-_STORE_BYTES: Final = 1 << 30
+_SERVER_BYTES: Final = 1 << 30
 # A worker has room for two executors: a lost one, or those of a second driver, find a place at once.
 _EXECUTOR_CORES: Final = 2
 _CORES: Final = 2 * _EXECUTOR_CORES
@@ -110,6 +113,9 @@ class SparkHosts:
         self._stack = ExitStack()
         self._store: dict[str, str] = {}
         self._drivers = 0
+        self.missing_kafka = missing_server(KAFKA)
+        """Why there is no broker, and the query reads Spark's own source; empty if there is one."""
+        self._broker = ""
 
     @property
     def location(self) -> str:
@@ -181,7 +187,13 @@ class SparkHosts:
             "location": self.location,
             "checkpoint": str(self.checkpoint),
             "parallelism": PARALLELISM,
-            "settings": {**_SETTINGS, "spark.driver.host": name, "spark.statelog.coordinator.host": calls_name(name)},
+            "broker": self._broker,
+            "settings": {
+                **_SETTINGS,
+                **(spark_jars(KAFKA) if self._broker else {}),
+                "spark.driver.host": name,
+                "spark.statelog.coordinator.host": calls_name(name),
+            },
         }
         process = host.start(
             *(sys.executable, "-m", DRIVER_PROGRAM, json.dumps(arguments)),
@@ -213,16 +225,26 @@ class SparkHosts:
     def _start(self) -> None:
         self.network.add("master")
         self.add_driver_hosts()
-        store = self.network.add("store", disk_bytes=_STORE_BYTES)
-        found = self.network.shared / "store.json"
-        serve = (sys.executable, "-m", "tests.cluster.store", store.address, str(found))
-        served = store.start(*serve, log=self._log("store"), env=self._environment(store))
+        await_store = self._start_server("store")
+        await_broker = None if self.missing_kafka else self._start_server("broker")
         self.start_master()
-        wait_until(lambda: found.exists() or served.poll() is not None, "the store", _START_S)
-        if not found.exists():
-            raise RuntimeError(f"The store did not start.\n{self.ends_of_logs()}")
-        self._store = json.loads(found.read_text())
+        self._store = json.loads(await_store())
+        self._broker = await_broker() if await_broker else ""
         self.start_workers(*WORKERS)
+
+    def _start_server(self, name: str) -> Callable[[], str]:
+        """Start a server's program on a host of its own; the returned function waits, and returns what it wrote."""
+        host, found = self.network.add(name, disk_bytes=_SERVER_BYTES), self.network.shared / f"{name}.found"
+        program = (sys.executable, "-m", f"tests.cluster.{name}", host.address, str(found))
+        process = host.start(*program, log=self._log(name), env=self._environment(host))
+
+        def wait() -> str:
+            wait_until(lambda: found.exists() or process.poll() is not None, f"the {name}", _START_S)
+            if not found.exists():
+                raise RuntimeError(f"The {name} did not start.\n{self.ends_of_logs()}")
+            return found.read_text()
+
+        return wait
 
     def _start_class(self, host: Host, name: str, *arguments: str, clock_ahead_s: int = 0) -> None:
         command = (str(_SPARK / "bin" / "spark-class"), name, *arguments)

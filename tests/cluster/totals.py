@@ -14,6 +14,8 @@ import statelog
 UID: Final = "totals"
 ROWS: Final = 200
 """Rows of each batch."""
+TOPIC: Final = "numbers"
+"""Has them, in one partition, if there is a broker."""
 COLUMNS: Final = "k long, n long, total long, batches long, closed boolean"
 
 Answer = list[list[Any]]
@@ -29,15 +31,9 @@ _JITTER: Final = 7919
 _JITTER_MS: Final = 3000
 
 
-def make_query(session: SparkSession, location: str, parallelism: int) -> DataFrame:
-    """Totals per key, which end when the key has had no rows for a while."""
-    numbers = (
-        session.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", ROWS)
-        .option("numPartitions", 2)
-        .option("startTimestamp", _START_S * 1000)
-        .load()
-    )
+def make_query(session: SparkSession, location: str, parallelism: int, broker: str) -> DataFrame:
+    """Totals per key, which end when the key has had no rows for a while; the rows are a broker's, if there is one."""
+    numbers = _records(session, broker) if broker else _numbers(session)
     rows = numbers.selectExpr(
         "value",
         f"((value div {_GROUP_ROWS}) % {_GROUPS}) * {_KEYS} + value % {_KEYS} AS k",
@@ -48,6 +44,30 @@ def make_query(session: SparkSession, location: str, parallelism: int) -> DataFr
     options = statelog.Options(inline_budget_bytes=0)
     keyed = statelog.key_by(timed, "k", uid=UID, location=location, parallelism=parallelism, options=options)
     return keyed.transformWithState(Totals(), COLUMNS, "update", "EventTime")
+
+
+def _numbers(session: SparkSession) -> DataFrame:
+    """The numbers from 0 on."""
+    stream = session.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2)
+    return stream.option("startTimestamp", _START_S * 1000).load()
+
+
+def _records(session: SparkSession, broker: str) -> DataFrame:
+    """The same, in the same batches, from a topic."""
+    options = {
+        "kafka.bootstrap.servers": broker,
+        "subscribe": TOPIC,
+        "startingOffsets": "earliest",
+        "minPartitions": "2",
+        "minOffsetsPerTrigger": str(ROWS),
+        "maxOffsetsPerTrigger": str(ROWS),
+    }
+    return (
+        session.readStream.format("kafka")
+        .options(**options)
+        .load()
+        .selectExpr("CAST(CAST(value AS STRING) AS LONG) AS value")
+    )
 
 
 class Totals(StatefulProcessor):

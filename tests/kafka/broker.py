@@ -1,4 +1,4 @@
-"""A Kafka broker for tests: one node, broker and controller in one process, on free ports of loopback."""
+"""A Kafka broker for tests: one process, both broker and controller, on free ports of one address."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import subprocess
 import time
 import uuid
-from typing import Final
+from typing import BinaryIO, Final
 
 from tests.jars import KAFKA, java, jvm_environment
 from tests.servers import LocalServer, free_ports
@@ -19,8 +19,8 @@ _STARTED: Final = "Kafka Server started"
 _SETTINGS: Final = """
 process.roles=broker,controller
 node.id=1
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port}
 controller.listener.names=CONTROLLER
 controller.quorum.bootstrap.servers=127.0.0.1:{controller_port}
 log.dirs={directory}/data
@@ -41,25 +41,31 @@ _SAYS_WHEN_IT_IS_UP: Final = "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaf
 class KafkaBroker(LocalServer):
     """A broker whose data is gone when it stops."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         super().__init__("kafka")
+        self._host = host
         self._log = self.directory / "broker.log"
+        self._settings = self.directory / "server.properties"
         self._port, self._controller_port = free_ports(2)
 
     @property
     def address(self) -> str:
         """Where it listens: ``kafka.bootstrap.servers``."""
-        return f"127.0.0.1:{self._port}"
+        return f"{self._host}:{self._port}"
+
+    def start_again(self) -> None:
+        """Start a broker that was killed, on the data that it had."""
+        with self._log.open("wb") as log:
+            self._processes.clear()
+            self._serve(log)
 
     def _start(self) -> None:
-        settings = self.directory / "server.properties"
-        settings.write_text(
-            _SETTINGS.format(port=self._port, controller_port=self._controller_port, directory=self.directory)
-        )
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        places = {"host": self._host, "port": self._port, "controller_port": self._controller_port}
+        self._settings.write_text(_SETTINGS.format(directory=self.directory, **places))
+        settings, cluster = str(self._settings), base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         with self._log.open("wb") as log:
             subprocess.run(
-                self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(settings)),
+                self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", settings),
                 env=jvm_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -67,7 +73,12 @@ class KafkaBroker(LocalServer):
                 check=True,
                 timeout=_START_S,
             )
-            self._spawn(*self._java("kafka.Kafka", str(settings)), env=jvm_environment(), stdout=log, stderr=log)
+            self._serve(log)
+
+    def _serve(self, log: BinaryIO) -> None:
+        """Start the broker's process, and wait until it takes requests."""
+        command = self._java("kafka.Kafka", str(self._settings))
+        self._spawn(*command, env=jvm_environment(), stdout=log, stderr=log)
         deadline_s = time.monotonic() + _START_S
         while time.monotonic() < deadline_s and self.is_running:
             if _STARTED in self._log.read_text(errors="replace"):
