@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from tests.spark.long_life import live
 from tests.spark.store_jobs import (
     StoreJob,
     branch_beside_parent,
+    fall_back_from_damage,
+    rename_then_forget,
     rewind_by_command,
+    supersede_a_driver,
     write_files_with_a_clock_that_comes_and_goes,
 )
 from tests.spark.support import Job, make_orders, start_driver
@@ -49,6 +53,21 @@ def test_a_command_reaches_a_stopped_query_without_spark(
 
 def test_a_branch_beside_its_parent(session: SparkSession, hdfs_location: str, tmp_path: Path) -> None:
     branch_beside_parent(session, StoreJob.at(tmp_path, hdfs_location))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("story", [fall_back_from_damage, rename_then_forget])
+def test_state_is_set_back_renamed_and_forgotten(
+    session: SparkSession, hdfs_location: str, tmp_path: Path, story: Callable[[SparkSession, StoreJob], None]
+) -> None:
+    story(session, StoreJob.at(tmp_path, hdfs_location))
+
+
+@pytest.mark.extended
+def test_a_driver_that_was_superseded_commits_nothing(
+    session: SparkSession, hdfs_location: str, tmp_path: Path
+) -> None:
+    supersede_a_driver(session, StoreJob.at(tmp_path, hdfs_location), {})
 
 
 def test_spark_s_file_sink_and_a_clock_that_comes_and_goes(

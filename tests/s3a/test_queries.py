@@ -19,7 +19,10 @@ from tests.spark.long_life import live
 from tests.spark.store_jobs import (
     StoreJob,
     branch_beside_parent,
+    fall_back_from_damage,
+    rename_then_forget,
     rewind_by_command,
+    supersede_a_driver,
     write_files_with_a_clock_that_comes_and_goes,
 )
 from tests.spark.support import make_orders, start_driver
@@ -71,6 +74,23 @@ def test_a_command_reaches_a_stopped_query_without_spark(
 @pytest.mark.extended
 def test_a_branch_beside_its_parent(session: SparkSession, s3a_location: str, tmp_path: Path) -> None:
     branch_beside_parent(session, StoreJob.at(tmp_path, s3a_location))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("story", [fall_back_from_damage, rename_then_forget])
+def test_state_is_set_back_renamed_and_forgotten(
+    session: SparkSession, s3a_location: str, tmp_path: Path, story: Callable[[SparkSession, StoreJob], None]
+) -> None:
+    story(session, StoreJob.at(tmp_path, s3a_location))
+
+
+@pytest.mark.extended
+def test_a_driver_that_was_superseded_commits_nothing(
+    session: SparkSession, s3_server: RadosGateway, s3a_location: str, tmp_path: Path, manager: str
+) -> None:
+    settings = {f"spark.hadoop.{name}": value for name, value in s3a_settings(s3_server).items()}
+    settings |= {**spark_jars(S3A), MANAGER: manager}
+    supersede_a_driver(session, StoreJob.at(tmp_path, s3a_location), {"settings": settings, "uses_s3a": True})
 
 
 def test_spark_s_file_sink_and_a_clock_that_comes_and_goes(

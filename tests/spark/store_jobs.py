@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import statelog
-from statelog import Options
+from statelog import Options, Step
+from statelog.errors import FencedError, error_in_text
 from statelog.storage import open_store
-from tests.spark.support import LEDGER, ORDERS, Job, Ledger, ledger_model, make_orders
+from tests.spark.faults import wait_until
+from tests.spark.support import LEDGER, ORDERS, Job, Ledger, ledger_model, make_orders, start_driver
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,67 @@ def branch_beside_parent(session: SparkSession, job: StoreJob) -> None:
     job.require_exact()
     answers = ledger_model(orders)
     assert branch.results() == {batch: answers[batch] for batch in (2, 3)}
+
+
+def fall_back_from_damage(session: SparkSession, job: StoreJob) -> None:
+    """Damage the newest changes of a stopped query; it falls back to the batch before, and goes on."""
+    options = Options(inline_budget_bytes=0, local_directory=str(job.root / "local"))
+    job.add(make_orders(2, seed=41))
+    job.run(job.ledger(session, 2, options))
+    before = set(job.names("statelog/"))
+    job.add(make_orders(1, seed=42))
+    job.run(job.ledger(session, 2, options))
+    store = open_store(f"{job.folder}/checkpoint")
+    name = next(name for name in job.names("statelog/") if name not in before and "/log/" not in name)
+    damaged = bytearray(store.read(name))
+    damaged[len(damaged) // 2] ^= 255
+    store.put(name, bytes(damaged))
+
+    done = statelog.fall_back(job.checkpoint_location)
+    assert [one.name for one in done.damages] == [name.removeprefix("statelog/")]
+    assert (done.taken_back, done.next_batch) == ([2], 2)
+    shutil.rmtree(job.root / "local")
+    job.add(make_orders(1, seed=43))
+    job.run(job.ledger(session, 3))
+    job.require_exact()
+
+
+def rename_then_forget(session: SparkSession, job: StoreJob) -> None:
+    """Give the state of a stopped query another uid, with which it goes on, and then give it up."""
+    job.add(make_orders(2, seed=44))
+    job.run(replace(job, uid="totals").ledger(session, 2))
+    assert statelog.rename(job.checkpoint_location, "totals", "ledger").batch == 1
+    job.add(make_orders(2, seed=45))
+    job.run(replace(job, uid="ledger").ledger(session, 2))
+    job.require_exact()
+
+    assert statelog.forget(job.checkpoint_location, "ledger").batch == 3
+    more = make_orders(2, seed=46)
+    job.add(more)
+    job.run(replace(job, uid="ledger").ledger(session, 3))
+    answers, found = ledger_model(more), job.results()
+    assert [found[4], found[5]] == [answers[0], answers[1]], "it began without state"
+
+
+def supersede_a_driver(session: SparkSession, job: StoreJob, arguments: Mapping[str, Any]) -> None:
+    """A driver stops within a batch while another one runs the query; when it continues, it commits nothing."""
+    job.add(make_orders(4, seed=47))
+    stalled, go_on = job.root / "stalled", job.root / "go on"
+    stall = {"at": Step.LAST_ACK, "batch": 1, "stalled": str(stalled), "go_on": str(go_on)}
+    older = start_driver(
+        "store_ledger", job.root, {"folder": job.folder, "parallelism": 2, "stall": stall, **arguments}
+    )
+    wait_until(lambda: stalled.exists() or older.process.poll() is not None, "the older driver's batch")
+    job.run(job.ledger(session, 3))
+    job.require_exact()
+    answers = job.results()
+    go_on.touch()
+    assert older.wait() == 1, older.end
+    assert isinstance(error_in_text(older.text), FencedError), older.end
+    assert job.results() == answers
+    job.add(make_orders(1, seed=48))
+    job.run(job.ledger(session, 2))
+    job.require_exact()
 
 
 def write_files_with_a_clock_that_comes_and_goes(session: SparkSession, job: StoreJob) -> None:

@@ -1,4 +1,4 @@
-"""A driver program: the ledger query with its checkpoint in a store, killed at steps of batches if that is wanted."""
+"""A driver program: the ledger query with its checkpoint in a store, perhaps killed or stalled at steps of batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import statelog
 from statelog import Options
-from tests.spark.faults import KillAt, KillAtMany
+from tests.spark.faults import KillAt, KillAtMany, StallAt
 from tests.spark.jobs.ledger import note_jvm, run_main
 from tests.spark.store_jobs import StoreJob
 from tests.spark.support import make_session
@@ -23,8 +23,9 @@ def main(arguments: dict[str, Any]) -> None:
         logging.getLogger("py4j").setLevel(logging.INFO)  # below, it has all that PySpark says to the JVM
         statelog.use_s3a_settings(session)
     job = StoreJob.at(Path(arguments["root"]), arguments["folder"], arguments.get("spelled", ""))
-    kills = tuple(KillAt(**kill) for kill in arguments.get("kills", []))
-    df = job.ledger(session, arguments["parallelism"], Options(observer=KillAtMany(kills)))
+    kills = KillAtMany(tuple(KillAt(**kill) for kill in arguments.get("kills", [])))
+    observer = StallAt(**arguments["stall"]) if "stall" in arguments else kills
+    df = job.ledger(session, arguments["parallelism"], Options(observer=observer))
     df.explain(extended=True)
     job.run(df)
 
