@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     if missing_kafka:
         print(f"no Kafka ({missing_kafka}), so it is not harmed; ./dev kafka installs it", file=sys.stderr)
     chosen = [name for name in arguments.harm or HARMS if not (missing_kafka and HARMS[name].needs_kafka)]
+    if not chosen:
+        return 1
     names, failed = list(chosen), 0
     if not arguments.json:
         print(f"seed {seed}")
