@@ -171,8 +171,9 @@ def test_a_pin_that_has_expired_holds_nothing(story: Story, tmp_path: Path) -> N
     assert not (Path(query.location) / pin.name).exists()
 
 
-@pytest.mark.parametrize("reader", [read, pytest.param(verify, marks=pytest.mark.extended)], ids=["read", "verify"])
-@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    ("reader", "by_name"), [(read, False), (read, True), (verify, False)], ids=["by batch", "by name", "verify"]
+)
 def test_a_reader_whose_pin_expires_at_any_request_is_told(
     story: Story,
     tmp_path: Path,
