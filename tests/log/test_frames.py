@@ -105,10 +105,12 @@ def test_zeros_to_the_end_of_a_file_are_no_entry_for_a_reader_that_does_not_know
 
 def test_a_file_that_becomes_shorter_can_be_read_again(tmp_path: Path) -> None:
     store = Noted(tmp_path, frame(0))
-    with pytest.raises(StorageError, match="became shorter"):
+    with pytest.raises(
+        StorageError, match=r"became shorter while it was read: 10 of \d+ bytes are there at offset \d+"
+    ):
         entries(store, 2 * len(frame(0)), offset=len(frame(0)) - 10)
     store = Noted(tmp_path, b"".join(encode_frame(make_claim("a")(1), [])))
     reader = FrameReader(store, NAME)
     store.put(NAME, frame(0)[: FRAME_HEADER_BYTES + 1])
-    with pytest.raises(StorageError, match="became shorter"):
+    with pytest.raises(StorageError, match=rf"{tmp_path}: {NAME} became shorter while it was read: \d+ of"):
         reader.frame_at(0, len(frame(0)))

@@ -466,7 +466,11 @@ class FrameReader:
             self._start = offset
             self._buffer = self._store.read(self.name, offset=offset, length=max(length, READ_AHEAD_BYTES))
             if len(self._buffer) < length:
-                raise StorageError(f"{self.name} became shorter while it was read.", hint="Try again.")
+                raise StorageError(
+                    f"{self._store}: {self.name} became shorter while it was read:"
+                    f" {len(self._buffer)} of {length} bytes are there at offset {offset}.",
+                    hint="Try again.",
+                )
         return self._buffer[offset - self._start : offset - self._start + length]
 
     def _is_zero(self, offset: int, size_bytes: int) -> bool:
