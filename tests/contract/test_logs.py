@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from statelog.errors import ConfigurationError, CorruptionError, FencedError, StorageError
 from statelog.log.entry import FRAME_HEADER_BYTES, Entry, decode_header, encode_frame
 from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.open import open_log
+from statelog.log.references import SegmentRef
 from statelog.options import Options
 from statelog.runs import digests
 from statelog.storage import LocalStore, Store
@@ -26,6 +28,7 @@ from tests.contract.log_contract import (
     claim_for,
     make_checkpoint,
     make_claim,
+    one_section,
     read,
     steps,
 )
@@ -131,6 +134,25 @@ class TestLogThatAppends(LogContract):
             path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
             with pytest.raises((CorruptionError, ConfigurationError), match=base_name(1)):
                 read(self.make_log(LocalStore(tmp_path)))
+
+    @pytest.mark.parametrize("behind", [100, 5000])
+    def test_changes_in_a_log_file_of_another_location_are_not_looked_for_in_the_own_one(
+        self, tmp_path: Path, behind: int
+    ) -> None:
+        """The first entry of a branch refers to its parent's file, which may have the same number.
+
+        Wherever a sector ends in the entry: if only zeros are in its last one, the entry may be torn.
+        """
+        path = tmp_path / PREFIX / base_name(1)
+        link = f"/data/parent!/log/{base_name(1)}"
+        for padding in range(600):
+            log = self.make_log(LocalStore(tmp_path))
+            log.claim(make_claim("a"))
+            entry = one_section([SegmentRef(0, 10, b"-" * 16, path.stat().st_size + behind, 100, 1, 1, link)])
+            written = log.append(replace(entry, run_id="r" * padding), [])
+            assert read(self.make_log(LocalStore(tmp_path))) == [make_claim("a")(1), written]
+            assert claim_for(self.make_log(LocalStore(tmp_path)), "b") == [make_claim("a")(1), written]
+            shutil.rmtree(path.parent)
 
     def test_a_torn_tail_is_replaced_by_a_shorter_entry(self, tmp_path: Path) -> None:
         entry, payload = make_checkpoint("a", 1, 0, "long" * 50)

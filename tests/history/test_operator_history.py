@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.history.operator_history import History, Record, overlapping
+from statelog.history.query_history import QueryHistory
 from statelog.history.restore_plan import SHARED_BYTES, Extent
 from statelog.log.entry import INITIAL_BATCH, encode_frame
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import KEY_GROUPS, hash_range
-from tests.entries import entry_of
+from tests.entries import checkpoint_of, entry_of
 from tests.history.operator_history_support import base, checkpoint, digest, segment
 
 # ---- What subtasks of a host read together ----
@@ -32,6 +33,16 @@ def test_changesets_that_stand_together_are_read_together() -> None:
         assert [record.extent_of(one, is_shared) for one in together] == [Extent("log/1", 100, 35)] * 3
     assert record.extent_of(elsewhere[0], False) is None, "nobody else needs it"
     assert record.extent_of(elsewhere[0], True) == Extent("op/changes/1/0/0", 0, 10)
+
+
+def test_the_changes_of_all_operators_in_an_entry_are_read_together() -> None:
+    """And nothing of another object, whose bytes of the same offsets are others."""
+    file, elsewhere = f"log/{1:020}.log", segment(0, "op/changes/1/0/0", 120)
+    own, others = [segment(1, file, 100), segment(2, file, 110)], [segment(0, file, 120, 30)]
+    sections = [checkpoint_of(0, [elsewhere, *own], parallelism=3), checkpoint_of(0, others, identity="other-1")]
+    [record] = QueryHistory([entry_of(*sections, number=1, offset=10)]).histories["op-1"].records
+    assert [record.extent_of(one, False) for one in own] == [Extent(file, 100, 50)] * 2
+    assert record.extent_of(elsewhere, False) is None
 
 
 def test_two_changesets_are_together_and_one_is_not() -> None:

@@ -51,6 +51,23 @@ def test_subtasks_have_any_number_of_segments(parallelism: int, count: int) -> N
                 assert made.segments_of(first, last) == expected, (subtasks, first, last)
 
 
+def test_what_is_inside_an_entry_is_behind_its_beginning_in_its_own_file() -> None:
+    file, other = (f"log/{number:020}.log" for number in (7, 8))
+    places = [
+        (file, 500),
+        (file, 150),
+        (file, 50),  # a snapshot that has not changed since an earlier entry
+        (other, 200),
+        ("op/changes/1/0/x", 200),
+        (f"/data/parent!/{file}", 200),
+    ]
+    parts = [SegmentRef(subtask, 0, b"", offset, 25, 1, 1, name) for subtask, (name, offset) in enumerate(places)]
+    assert EntryPlace(7, 100).inside(parts) == parts[:2]
+    entry = entry_of(checkpoint_of(0, parts[1:]), checkpoint_of(0, parts[:1]), number=7, offset=100)
+    assert entry.inside == (150, 525)
+    assert entry_of(checkpoint_of(0, parts[2:]), number=7, offset=100).inside == (0, 0)
+
+
 def test_a_reader_knows_where_in_the_object_each_part_is() -> None:
     """Also of materialized state; parts in other objects stay where they are."""
     inside = [StoredRun("", offset, 10, b"", 1, WHOLE.first, WHOLE.last) for offset in (5, 15)]

@@ -83,7 +83,7 @@ class Record:
         Inside the log entry that is the changes of all operators: a host reads them once.
         """
         segments, (start, end) = self.checkpoint.segments, self.checkpoint.inside
-        inside = [segment for segment in segments if start <= segment.offset < end]
+        inside = self.checkpoint.place.inside(segments)
         if inside and inside[0].length < end - start <= SHARED_BYTES:
             return Extent(inside[0].name, start, end - start)
         names = [segment.name for segment in segments]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import xxhash
@@ -18,6 +18,7 @@ from statelog.log.references import (
     Base,
     BaseRange,
     SegmentRef,
+    StoredRun,
     is_pin,
     names_of_runs,
     require_identities,
@@ -26,6 +27,7 @@ from statelog.log.references import (
 from statelog.runs.key_groups import Natural, Parallelism
 from statelog.runs.schema import StateSchema
 from statelog.sealed import MALFORMED
+from statelog.storage.links import is_link
 from statelog.storage.store import Store
 
 FRAME_MAGIC: Final = b"SLE1"
@@ -39,6 +41,7 @@ READ_AHEAD_BYTES: Final = 64 * 1024
 
 INITIAL_BATCH: Final = -1
 """The batch before the first one."""
+_Part = TypeVar("_Part", SegmentRef, StoredRun)
 Settings = Mapping[str, int | str]
 """Settings of an operator, by the names that users know."""
 
@@ -50,6 +53,14 @@ class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Of the log file."""
     offset: Natural
     """Bytes from the start of the file."""
+
+    def inside(self, parts: Iterable[_Part]) -> list[_Part]:
+        """Of the segments and runs of the entry at this place, those in its payload; others are in other objects.
+
+        A link may lead to a file of the same number, in another location.
+        """
+        own = f"/{self.number:020}.log"
+        return [p for p in parts if p.offset > self.offset and p.name.endswith(own) and not is_link(p.name)]
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True):
@@ -205,9 +216,7 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     @property
     def inside(self) -> tuple[int, int]:
         """Start and end of the changes inside the entry, bytes from the start of the log file; zeros without any."""
-        own = f"/{self.number:020}.log"
-        parts = [segment for section in self.sections for segment in section.segments if segment.name.endswith(own)]
-        parts = [segment for segment in parts if segment.offset > self.offset]
+        parts = self.place.inside(segment for section in self.sections for segment in section.segments)
         ends = [segment.offset + segment.length for segment in parts]
         return (min([segment.offset for segment in parts]), max(ends)) if parts else (0, 0)
 

@@ -55,8 +55,11 @@ class TornFrames:
         """Whether the frame from `start` to `end`, whose entry is good, is torn: then it is the last one."""
         if not isinstance(entry, QueryCheckpoint) or not self._lacks_sector(start, end):
             return False
-        parts = ((self._reader.read(part.offset, part.length), part.checksum) for part in _inside(entry))
-        return any(digests.checksum(data) != checksum for data, checksum in parts)
+        segments = (segment for section in entry.sections for segment in section.segments)
+        bases = (base for section in entry.sections for base in section.bases)
+        runs = (run for base in bases for level in base.levels for run in level.runs)
+        parts: list[SegmentRef | StoredRun] = [*entry.place.inside(segments), *entry.place.inside(runs)]
+        return any(digests.checksum(self._reader.read(one.offset, one.length)) != one.checksum for one in parts)
 
     def _lacks_sector(self, start: int, end: int) -> bool:
         """Whether a frame at `start` has only zeros in a sector that overlaps its bytes up to `end`."""
@@ -105,15 +108,6 @@ class TornFrames:
 def _sector_end(offset: int) -> int:
     """The end of the sector that has the byte at `offset`."""
     return (offset // SECTOR_BYTES + 1) * SECTOR_BYTES
-
-
-def _inside(entry: QueryCheckpoint) -> Iterator[SegmentRef | StoredRun]:
-    """The changes, snapshots and runs that an entry carries as its payload."""
-    own = f"/{entry.number:020}.log"
-    for section in entry.sections:
-        parts: list[SegmentRef | StoredRun] = [*section.segments]
-        parts += [run for base in section.bases for level in base.levels for run in level.runs]
-        yield from (part for part in parts if part.name.endswith(own) and part.offset > entry.offset)
 
 
 def frame_unless_torn(reader: FrameReader, offset: int, size_bytes: int, torn: TornFrames | None) -> Frame | None:
