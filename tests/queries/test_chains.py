@@ -319,12 +319,14 @@ class Family:
         at = self.random.choice([None, *retained])
         if at is not None and not query.states[at]:
             return None
-        made = statelog.branch(query.checkpoint, self.directory / str(self.count) / "checkpoint", at=at)
+        # Entries with links are of any length: where they end in a sector has mattered.
+        root = self.directory / ("x" * self.random.randrange(200)) / str(self.count)
+        made = statelog.branch(query.checkpoint, root / "checkpoint", at=at)
         last = made.next_batch - 1
         states = {batch: dict(held) for batch, held in query.states.items() if batch <= last}
         times = {batch: time for batch, time in query.times.items() if batch <= last}
         names = {identity: query.names[identity] for identity in states[last]}
-        new = Branch(self.directory / str(self.count), made.query_id, self.new_options(), states, names, times=times)
+        new = Branch(root, made.query_id, self.new_options(), states, names, times=times)
         self.branches.append(new)
         return f"branch {self.count} at {last}"
 
