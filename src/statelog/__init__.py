@@ -1,7 +1,7 @@
 """Keyed state for PySpark Structured Streaming, made durable by a changelog in every micro-batch.
 
-The names are those of ``__init__.pyi``. Each is imported when it is used first, so that Spark's Python processes load
-only their part.
+The names are those of ``__init__.pyi``. Each is imported on first use, so that Spark's Python processes load only what
+they need.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ from typing import Final
 from statelog.needed_pyspark import pyspark_problem
 
 _EXTRAS: Final = {"click": "cli", "rich": "cli"}
-"""What brings the packages that a bare installation lacks."""
+"""The extra that installs each package that a bare installation lacks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ class Clock(Protocol):
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds of a clock that never goes back; only differences have a meaning."""
+        """Seconds of a clock that never goes backward; only differences are meaningful."""
         ...
 
 

@@ -28,11 +28,11 @@ from statelog.shown import plain_text
 
 _HINT: Final = " Hint: "
 _KEPT: Final = "\n\t"
-"""Control characters that the text of an error may have."""
+"""Control characters that the text of an error may contain."""
 
 
 class ErrorKind(StrEnum):
-    """Stable codes of errors; new ones are added, none is changed."""
+    """Stable error codes: new ones may be added, but existing ones never change."""
 
     INVALID_OPTION = "invalid-option"
     UNSUPPORTED_SETTING = "unsupported-setting"
@@ -129,7 +129,7 @@ class StateMissingError(StatelogError):
 
 
 class FencedError(StatelogError):
-    """A newer start of the query has claimed the location, or the call belongs to a start or batch that is over."""
+    """A newer start of the query has claimed the location, or the call belongs to an earlier start or batch."""
 
     default_kind = ErrorKind.NEWER_EPOCH
 
@@ -147,12 +147,12 @@ class StorageError(StatelogError):
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed: no answer came, or the store asked for fewer requests."""
+        """Whether repeating the request may succeed: no answer came, or the store asked for fewer requests."""
         return self.kind in (ErrorKind.STORE_UNAVAILABLE, ErrorKind.STORE_BUSY)
 
 
 class CorruptionError(StatelogError):
-    """Stored bytes differ from those written; the message names file and offset."""
+    """Stored bytes differ from those written; the message names the file and the offset."""
 
     default_kind = ErrorKind.CHECKSUM
 
@@ -196,7 +196,7 @@ _RAISED: Final = re.compile(rf"{re.escape(_TRACEBACK)}\n(?:[ \t].*\n|\n)+([^\W\d
 _OTHER_RUN: Final = "CONCURRENT_STREAM_LOG_UPDATE"
 """Spark's error of a run that finds the files of another run of its query."""
 _LATE_PROCESS: Final = "Python worker failed to connect back"
-"""Spark's error if a Python process that it has started, a clock's for example, does not connect within 10 s."""
+"""Spark's error if a Python process that it has started, such as a clock's, does not connect within 10 s."""
 
 
 def note_cause(error: BaseException) -> None:
@@ -216,9 +216,9 @@ def _stopped_by_another_run() -> FencedError:
 
 def _process_is_late() -> ProtocolError:
     return ProtocolError(
-        "Spark started a Python process, which did not connect to Spark within 10 s.",
+        "Spark started a Python process, but the process did not connect to Spark within 10 s.",
         kind=ErrorKind.PYTHON_PROCESS_LATE,
-        hint="The machine was busy, or imports take long there. Start the query again, or fewer queries at a time.",
+        hint="The machine was busy, or its imports are slow. Start the query again, or start fewer queries at a time.",
     )
 
 

@@ -36,7 +36,7 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a line: control characters in texts, of stored names say, are escaped, those of line ends too."""
+        """Log a line. Control characters in texts, such as stored names, are escaped, including line ends."""
         if self.isEnabledFor(level):
             plain = [plain_text(str(one)) if isinstance(one, (str, BaseException)) else one for one in args]
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
@@ -49,12 +49,12 @@ def get_logger(name: str) -> Logger:
 
 
 def set_log_fields(fields: LogFields) -> None:
-    """Let the records of this thread from now on be about some work."""
+    """Set the work that the records of this thread are about from now on."""
     _fields.set(fields)
 
 
 def in_background(work: Callable[[], None]) -> Callable[[], None]:
-    """Work for another thread, whose records are about the operator of this one's."""
+    """Wrap work for another thread, so that its records are about the operator of this thread's work."""
     fields = LogFields(_fields.get().operator)
 
     def run() -> None:
@@ -66,7 +66,7 @@ def in_background(work: Callable[[], None]) -> Callable[[], None]:
 
 @contextmanager
 def log_fields(fields: LogFields) -> Iterator[None]:
-    """Let the records of this thread during the block be about some work."""
+    """Set the work that the records of this thread are about during the block."""
     token = _fields.set(fields)
     try:
         yield

@@ -32,7 +32,7 @@ class Metric(StrEnum):
     UPLOAD_REQUESTS = "upload_requests", "Objects with changes or materialized state that were to be written."
     UPLOAD_FAILURES = "upload_failures", "Objects that could not be written by any attempt."
     UPLOAD_RETRIES = "upload_retries", "Attempts started because the previous one had failed."
-    UPLOAD_HEDGES = "upload_hedges", "Attempts started because the previous one took long."
+    UPLOAD_HEDGES = "upload_hedges", "Attempts started because the previous one took too long."
     SLOW_DOWNS = "slow_downs", "Answers in which the store asked for fewer requests."
     READ_RETRIES = "read_retries", "Repeated requests other than writes."
     ATTEMPTS_PER_UPLOAD = "attempts_per_upload", "Number of the attempt that succeeded, from 1."
@@ -127,7 +127,7 @@ class Meaning:
     text : str
         A sentence.
     unit : {"", "rows", "bytes", "seconds", "milliseconds"}
-        Empty for a number of the things that the name says.
+        Empty for a count of the things that the name says.
     adds_up : bool
         Whether the numbers of successive checkpoints add up; otherwise each replaces the one before.
     per : {"", "subtask", "state"}
@@ -158,7 +158,7 @@ class SubtaskMetrics(NamedTuple):
     changed_bytes : int
         Stored size of the changeset.
     restore_s : float
-        Time in seconds from the driver's answer to the begin until the state could be read.
+        Time in seconds from the driver's answer to the begin request until the state could be read.
     read_s : float
         Time for looking up state.
     processor_s : float
@@ -191,7 +191,7 @@ class StateMetrics:
     Parameters
     ----------
     rows : int
-        Values, map entries, list elements or timers. Of keyed state, rows that were replaced or deleted count until
+        Values, map entries, list elements or timers. In keyed state, rows that were replaced or deleted count until
         their runs are merged, so this is an upper bound.
     size_bytes : int
         Size of these rows in the local files of the subtasks.
@@ -213,7 +213,7 @@ class HotKey:
         Its key group.
     key : tuple or None
         The values of the grouping columns; None with ``Options(redact_keys=True)``, for a key of more than 1 kB, and
-        for values that Python lacks, such as dates after the year 9999.
+        for values that Python cannot represent, such as dates after the year 9999.
     """
 
     rows: int
@@ -252,11 +252,11 @@ class CheckpointMetrics:
     measured : Recorded
         Measurements of driver and tasks since the previous checkpoint; see :class:`statelog.Metric`.
     subtasks : sequence of SubtaskMetrics
-        Each subtask's part, in their order.
+        Each subtask's part, in the order of the subtasks.
     states : mapping of str to StateMetrics
         The size of each state, by name.
     hot_keys : sequence of HotKey
-        The keys with the most input rows in the batch, the most first; at most 10, and none with a single row.
+        The keys with the most input rows in the batch, in descending order; at most 10, and none with a single row.
     hot_key_groups : sequence of HotKeyGroup
         The key groups with the most input rows, likewise.
     """
@@ -272,7 +272,7 @@ class CheckpointMetrics:
     changes: int = _number("Changes of state that were logged.", adds_up=True)
     changed_bytes: int = _number("Stored size of the changesets.", "bytes", adds_up=True)
     objects: int = _number(
-        "Objects written for the checkpoint, with the log entry unless it was appended to a file.", adds_up=True
+        "Objects written for the checkpoint, including the log entry unless it was appended to a file.", adds_up=True
     )
     commit_s: float = _number("Time from the last ack until the log entry was durable.", "seconds", adds_up=True)
     subtask_s: float = _number(
@@ -281,7 +281,7 @@ class CheckpointMetrics:
         adds_up=True,
     )
     base_bytes: int = _number("Size of the materialized keyed state.", "bytes", default=0)
-    log_bytes: int = _number("Size of the changesets since, which a restart would read too.", "bytes", default=0)
+    log_bytes: int = _number("Size of the later changesets, which a restart would also read.", "bytes", default=0)
     logged_changesets: int = _number(
         "Subtasks whose changes, or the last part of large ones, are in the log entry; others have their own objects.",
         adds_up=True,
@@ -291,7 +291,9 @@ class CheckpointMetrics:
     materialized: int = _number(
         "Subtasks whose materialized state counts from this checkpoint on.", adds_up=True, default=0
     )
-    materialized_bytes: int = _number("Size of what they newly stored for it.", "bytes", adds_up=True, default=0)
+    materialized_bytes: int = _number(
+        "Size of what these subtasks newly stored for that state.", "bytes", adds_up=True, default=0
+    )
     materialization_s: float = _number(
         "Longest time from the start of a materialization until its state counts.", "seconds", default=0.0
     )
@@ -372,7 +374,7 @@ def meanings() -> Mapping[str, Meaning]:
 
 @dataclass(frozen=True)
 class RestoreMetrics:
-    """The measurements of a start of an operator: reading its log.
+    """The measurements of an operator's start: claiming and reading its log.
 
     Parameters
     ----------

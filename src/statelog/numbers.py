@@ -16,12 +16,12 @@ from statelog.shown import shown_value
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number by its type; 2.0 is none."""
+    """Whether a value is a whole number by its type; 2.0 is not."""
     return isinstance(value, Integral) and is_number(value)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number, also NaN or infinite."""
+    """Whether a value is a number; NaN and infinity are included."""
     return isinstance(value, Real) and not isinstance(value, bool | np.timedelta64)
 
 
@@ -31,7 +31,7 @@ def is_finite(value: object) -> TypeGuard[float]:
 
 
 def checked_whole(value: object, name: str, least: int, most: int | None = None) -> int:
-    """A whole number in its range, as Python's; ConfigurationError otherwise. `name` begins the message."""
+    """A whole number in its range, as an int; ConfigurationError otherwise. `name` begins the message."""
     if is_whole(value):
         number = int(value)
         if least <= number and (most is None or number <= most):
@@ -41,7 +41,7 @@ def checked_whole(value: object, name: str, least: int, most: int | None = None)
 
 
 def checked_batch(value: object, name: str, least: int = 0) -> int | None:
-    """The number of a batch, or None for none given; ConfigurationError for anything else."""
+    """The number of a batch, or None if none was given; ConfigurationError for anything else."""
     return None if value is None else checked_whole(value, name, least)
 
 
@@ -83,7 +83,7 @@ def in_milliseconds(given: object, subject: str, *, least: int = 1, most: int = 
 
 
 def in_seconds(given: object, subject: str) -> float:
-    """The seconds of a duration, as they are if it is a number; ConfigurationError names the subject and the value."""
+    """The seconds of a duration; a number is returned unchanged. ConfigurationError names the subject and the value."""
     if is_number(given):
         return given
     hint = "It must be a number of seconds, a datetime.timedelta, or words such as '10 seconds'."
@@ -91,7 +91,7 @@ def in_seconds(given: object, subject: str) -> float:
 
 
 def checked_seconds(given: object, name: str, *, is_positive: bool = False) -> float:
-    """The seconds of a duration, finite and with `is_positive` more than 0; ConfigurationError otherwise."""
+    """The seconds of a duration: finite and, with `is_positive`, more than 0; ConfigurationError otherwise."""
     seconds = in_seconds(given, name)
     if is_finite(seconds) and (seconds > 0 or not is_positive):
         return float(seconds)
@@ -113,7 +113,7 @@ def _microseconds(given: object, subject: str, hint: str) -> int:
 
 
 def _words_in_microseconds(words: str) -> int | None:
-    """The length of an interval such as "1 minute -1.5 seconds", as Spark reads it; None if it is none."""
+    """The length of an interval such as "1 minute -1.5 seconds", as Spark reads it; None if it is not an interval."""
     text = re.sub(r"^interval\s+", "", words.strip(), flags=re.IGNORECASE)
     total_us, place = Decimal(0), 0
     while place < len(text):

@@ -24,7 +24,7 @@ _Held = TypeVar("_Held")
 
 
 class InSeconds(Generic[_Given, _Held]):
-    """A field of an option that holds seconds, and takes timedeltas and words as well."""
+    """An option's field that holds seconds, and also accepts timedeltas and words."""
 
     def __init__(self, default: _Held) -> None:
         self._default = default
@@ -101,7 +101,7 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
             isinstance(value, Mapping)
             and all(is_finite(every) and is_finite(kept) and 0 < every <= kept for every, kept in value.items())
         ),
-        "a mapping of seconds to seconds, of an interval to the longer time that its first checkpoint is kept",
+        "a mapping of seconds to seconds: from an interval to the longer time for which its first checkpoint is kept",
     ),
     (
         "local_directory",
@@ -111,11 +111,11 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("observer", lambda value: isinstance(value, Observer), "an instance of statelog.Observer"),
     ("tuning", lambda value: isinstance(value, Tuning), "an instance of statelog.Tuning"),
 )
-"""Names of options, the test of their values, and its words."""
+"""Names of options, the test of their values, and the words for it in a hint."""
 
 
 def _check(options: Options | Tuning) -> None:
-    """Refuse values that an option cannot have, and make NumPy's numbers Python's, which every format can store."""
+    """Refuse values that an option cannot have. Convert NumPy's numbers to Python's, which every format can store."""
     for names, is_valid, expected in _CHECKS:
         for name in names.split():
             if hasattr(options, name) and not is_valid(getattr(options, name)):
@@ -147,19 +147,19 @@ class Tuning:
         Whether keyed state is materialized: stored as merged runs, so that older changesets can be deleted. Without
         it the query's log grows without bound, with the changes of all its operators.
     materialization_max_failures : int
-        The query fails after more failures in a row of one subtask.
+        The query fails if the materializations of one subtask fail more often than this in a row.
     max_log_to_base : float
-        A subtask materializes earlier if its changesets are larger than this times its materialized state, and than 1
-        MB; at most a fortieth of the time goes to this. So does an operator that alone keeps more of the log than this
-        times the materialized state of all operators.
+        A subtask materializes earlier if its changesets are larger than 1 MB and than this many times its materialized
+        state; at most a fortieth of the time goes to this. So does an operator that alone keeps more of the log than
+        this many times the materialized state of all operators.
     upload_part_bytes : int
         A subtask whose changes become larger in memory writes them in parts of this size while the batch runs.
     upload_threads : int
         Objects that a subtask writes at a time.
     upload_attempts : int
-        Attempts at a request to an object store. With 1 nothing is repeated or hedged.
+        Attempts at a request to an object store. With 1, nothing is repeated or hedged.
     upload_timeout_s : float, timedelta or str
-        A write that takes longer than this, or than 97 % of earlier writes, gets a second attempt beside it; the
+        A write that takes longer than this, or than 97 % of earlier writes, gets a second attempt in parallel; the
         first to finish counts. At most 5 % of the requests are such attempts.
     upload_retry_delay_s : float, timedelta or str
         A failed request is repeated after a random time up to this, then up to twice this, and so on.
@@ -174,7 +174,7 @@ class Tuning:
     Raises
     ------
     ConfigurationError
-        If a value has another type or is out of its range. Whole numbers may be NumPy's, too.
+        If a value has the wrong type or is out of range. NumPy's whole numbers are accepted, too.
     """
 
     max_file_bytes: int = 32 << 20
@@ -199,7 +199,7 @@ class Tuning:
 class Options:
     """Options of a stateful operator. All have defaults, and may differ between starts unless they say otherwise.
 
-    Some options are the query's, because the query has one log and one place of state: ``file_merging``,
+    Some options are the query's, because the query has one log and one location: ``file_merging``,
     ``max_space_amplification``, ``retained_checkpoints``, ``retained_s``, ``inline_budget_bytes``,
     ``driver_timeout_s``, ``heartbeat_s``, ``placement``, and some of ``tuning``. They must be equal in all operators of
     a query; a start with different values is refused. The others are each operator's own.
@@ -225,9 +225,9 @@ class Options:
         Number of newest checkpoints that can be restored; at least 2. Files that only older ones need are deleted:
         unkeyed state at once, changesets of keyed state once the state is materialized.
     retained_s : mapping of float, timedelta or str to the same
-        Checkpoints that can be read for longer: the key is an interval, of which the first checkpoint is kept, and the
-        value is how long. ``{60: 3600, 3600: 86400}`` keeps one per minute for an hour and one per hour for a day. See
-        docs/reading-state.md.
+        Checkpoints that can be read for longer: the key is an interval, whose first checkpoint is kept, and the value
+        is the time for which it is kept. ``{60: 3600, 3600: 86400}`` keeps one per minute for an hour and one per hour
+        for a day. See docs/reading-state.md.
     materialization_interval_s : float, timedelta or str
         How often each subtask materializes its state if it has changes; subtasks do it at different times.
     replay_budget_s : float, timedelta or str
@@ -239,9 +239,9 @@ class Options:
         A task fails if the driver takes longer to reply. The last task of a query's batch waits until the checkpoint
         is durable.
     inline_budget_bytes : int or None
-        This many bytes of changes in a batch travel with the acks and become part of the log entry; all subtasks of all
-        operators share them. Tasks write larger changesets themselves. None for 8 MiB in a directory, and 32 MiB in an
-        object store, whose writes take longer.
+        Up to this many bytes of changes in a batch travel with the acks and become part of the log entry; all subtasks
+        of all operators share this budget. Tasks write larger changesets themselves. None for 8 MiB in a directory, and
+        32 MiB in an object store, whose writes take longer.
     compression : {"lz4", "zstd", "none"}
         Compression of stored keyed state. Files written with another setting stay readable.
     max_in_flight_bytes : int
@@ -270,7 +270,7 @@ class Options:
     Raises
     ------
     ConfigurationError
-        If a value has another type or is out of its range. Whole numbers may be NumPy's, too.
+        If a value has the wrong type or is out of range. NumPy's whole numbers are accepted, too.
     """
 
     table: str = "runs"

@@ -1,7 +1,7 @@
 """The progress of a long call, for its observers: the bytes that are done, of those that are known.
 
-A call does not know whether it is watched, and by whom: so no function has an argument for it. The watcher belongs to
-the context of the caller (:mod:`contextvars`); a call that runs elsewhere, such as in a task of Spark, has none.
+A call does not know whether it is watched or by whom, so no function has an argument for a watcher. The watcher belongs
+to the context of the caller (:mod:`contextvars`); a call that runs elsewhere, such as in a Spark task, has none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Item = TypeVar("_Item")
 
 @dataclass
 class Progress:
-    """How far the watched calls are; other threads may read it."""
+    """How far the watched calls have got; other threads may read it."""
 
     done_bytes: int = 0
     known_bytes: int = 0
@@ -39,7 +39,7 @@ def watching() -> Iterator[Progress]:
 
 
 def tracked(items: Sequence[_Item], sizes: Callable[[Sequence[_Item]], Sequence[int]]) -> Iterator[_Item]:
-    """The items, each of which is done when the next one is asked for; `sizes` are their bytes if anybody watches."""
+    """The items, each of which is done when the next one is requested; `sizes` returns their bytes, for a watcher."""
     progress = _watched.get()
     if progress is None:
         yield from items

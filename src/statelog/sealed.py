@@ -26,7 +26,7 @@ from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder of msgspec raises for bytes that are not of the form that it expects."""
+"""What msgspec raises when it decodes bytes that do not have the expected form."""
 _OWN: Final = ("kind", "version", "checksum")
 
 
@@ -38,7 +38,7 @@ class _Header(msgspec.Struct):
 def seal(document: msgspec.Struct, kind: str, version: int) -> bytes:
     """Encode a document with its kind, its version (from 1) and a checksum; no field may have one of these names.
 
-    `kind` names the document for people, and keeps readers from taking it for another kind.
+    `kind` names the document for people, and keeps readers from mistaking it for another kind.
     """
     fields = msgspec.structs.asdict(document)
     assert not fields.keys() & set(_OWN), f"{type(document).__name__} has a field that the seal needs"
@@ -63,7 +63,7 @@ def unseal(data: bytes, document: type[_Document], *, kind: str, version: int, n
         raise CorruptionError(
             f"{name}: it is a {header.kind:.80}, not a {kind}.",
             kind=ErrorKind.FORMAT,
-            hint="Was another file put in its place?",
+            hint="Check whether another file was put in its place.",
         )
     if header.version > version:
         raise ConfigurationError(
@@ -79,7 +79,9 @@ def _decoded(data: bytes, document: type[_Document], kind: str, name: str) -> _D
         return msgspec.json.decode(data, type=document)
     except MALFORMED as error:
         raise CorruptionError(
-            f"{name}: it is not a {kind}: {error}.", kind=ErrorKind.FORMAT, hint="Was another file put in its place?"
+            f"{name}: it is not a {kind}: {error}.",
+            kind=ErrorKind.FORMAT,
+            hint="Check whether another file was put in its place.",
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 REDACTED: Final = "\N{BULLET}\N{BULLET}\N{BULLET}"
 _CHARACTERS: Final = 80
 
-# C0, DEL and C1; marks and overrides of the direction; separators of lines; halves of characters.
+# C0, DEL and C1; direction marks and overrides; line separators; surrogates.
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _OFTEN: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
@@ -26,7 +26,7 @@ def redact_messages(*, redacts: bool) -> None:
 
 
 def plain_text(text: str, kept: str = "") -> str:
-    """A text with escapes, such as ``\\x1b``, in place of its control characters, but for those that are `kept`."""
+    """A text with escapes, such as ``\\x1b``, in place of its control characters, except those in `kept`."""
     if text.isprintable():
         return text
     return _CONTROLS.sub(lambda found: found[0] if found[0] in kept else _escaped(found[0]), text)
@@ -44,7 +44,7 @@ def _escaped(character: str) -> str:
 
 
 def _json_escaped(found: re.Match[str]) -> str:
-    # JSON has no raw controls of ASCII in strings; those that are here are between values.
+    # JSON has no raw ASCII control characters in strings; those that occur here are between values.
     return found[0] if ord(found[0]) < 0x20 else f"\\u{ord(found[0]):04x}"
 
 
@@ -54,7 +54,7 @@ def shown_key(key: object) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """A value with its type, on one line and cut."""
+    """A value with its type, on one line and shortened."""
     if _redacts.get():
         return f"{type(value).__name__} {REDACTED}"
     text = plain_text(" ".join(repr(value).split()))
@@ -82,7 +82,7 @@ def time_text(time_ms: int) -> str:
 
 
 def utc_time(time_ms: int) -> datetime | None:
-    """A time in milliseconds since the Unix epoch; None if it is of no year from 1 to 9999."""
+    """A time in milliseconds since the Unix epoch; None if its year is not from 1 to 9999."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):

@@ -24,7 +24,7 @@ class Part(StrEnum):
 
 
 class Stopwatch:
-    """Counts the time of each part of one thread's work. Within a part, another one's time is its own alone."""
+    """Counts the time of each part of one thread's work. The time of a part within another counts only for itself."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class Stopwatch:
         self._spent_s = dict.fromkeys(Part, 0.0)
 
     def spent_s(self, part: Part) -> float:
-        """The time of a part so far, without a stretch of it that still runs."""
+        """The time of a part so far, without a stretch that is still running."""
         return self._spent_s[part]
 
     @contextmanager
@@ -56,7 +56,7 @@ class Stopwatch:
             self._switch(outer)
 
     def _switch(self, part: Part | None) -> Part | None:
-        """Let the time from now on be that of a part; returns the part before."""
+        """Count the time from now on for a part; returns the part before."""
         now_s, before = self._clock.monotonic_s(), self._part
         if before is not None:
             self._spent_s[before] += now_s - self._since_s

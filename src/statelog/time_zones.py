@@ -1,4 +1,4 @@
-"""The time zones of sessions, by the names that Spark takes, of which Arrow and Python know only some."""
+"""Session time zones by the names that Spark accepts; Arrow and Python know only some of these names."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _offset(name: str) -> datetime.timedelta | None:
 
 
 def local_clock(column: pa.Array) -> pa.Array:
-    """What the clock of a timestamp column's zone shows, as timestamps without a zone."""
+    """The local times of a timestamp column in its zone, as timestamps without a zone."""
     kind = column.type
     if (offset := time_zone(kind.tz).utcoffset(None)) is None:
         return pc.local_timestamp(column.cast(pa.timestamp(kind.unit, _SHORT_NAMES.get(kind.tz, kind.tz))))
@@ -107,7 +107,7 @@ def local_clock(column: pa.Array) -> pa.Array:
 def instants(clock: pa.Array, name: str) -> pa.Array:
     """The instants, in UTC, at which the clock of a zone shows these times.
 
-    Of two instants with one local time it is the later one, and in a gap the end of the gap.
+    If two instants have the same local time, this is the later one; for a time in a gap, it is the end of the gap.
     """
     utc = pa.timestamp(clock.type.unit, "UTC")
     if (offset := time_zone(name).utcoffset(None)) is None:

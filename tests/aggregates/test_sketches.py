@@ -298,7 +298,7 @@ def test_another_rsd_is_refused_for_many_values_and_reads_few() -> None:
     held = reduced(coarse, pa.array(np.arange(2200)), np.repeat([0, 1, 2], [1000, 1000, 200]), 3)
     assert {len(body) for body in held.to_pylist()} == {514}
     for call in (lambda: results(fine, held), lambda: merged(fine, [held], [np.arange(3)], 3)):
-        with pytest.raises(CorruptionError, match="has 512 registers, and rsd asks for 1024"):
+        with pytest.raises(CorruptionError, match="has 512 registers, but rsd asks for 1024"):
             call()
     few = reduced(coarse, pa.array(np.arange(100)), np.zeros(100, np.int64), 1)
     assert results(fine, merged(fine, [few], [np.arange(1)], 1)) == [100]

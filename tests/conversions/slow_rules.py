@@ -57,7 +57,7 @@ def stored(kind: DataType, value: Any, *, nan_is_null: bool = False) -> Any:
     if isinstance(kind, MapType):
         found = {of(kind.keyType)(key): of(kind.valueType)(item) for key, item in _entries(value)}
         if None in found:
-            raise ValueError("a key of it is null")
+            raise ValueError("one of its keys is null")
         return found
     if isinstance(kind, StructType):
         return _struct(kind, value, of)

@@ -161,7 +161,7 @@ def test_comments_in_both_quotes() -> None:
         ("struct<a: int, b: it>", "expected a type at position 19"),
         ("a map<int>", "expected ',' at position 10"),
         ("a decimal(40, 2)", r"at most 38 digits.*\(40,2\) at position 11"),
-        ("a decimal(4, 5)", "not more decimals than digits"),
+        ("a decimal(4, 5)", "no more decimal places than digits"),
         ("a decimal(x)", "expected a number at position 11"),
         ("a int not", "expected NULL at position 10"),
         ("a int comment b", "expected a text in quotes at position 15"),

@@ -80,7 +80,7 @@ def test_rows_are_matched_by_name() -> None:
         (None, ["NoneType None, which is not a row", "Yield Row objects with the names (k, n)"]),
         ("text", ["str 'text', which is not a row"]),
         ({"k": "a", "n": 1}, ["dict {'k': 'a', 'n': 1}, which is not a row", "Yield Row(**values)"]),
-        (["a", 1], ["list ['a', 1], which is not a row", "Yield each row by itself"]),
+        (["a", 1], ["list ['a', 1], which is not a row", "Yield each row separately"]),
         (pd.DataFrame({"k": ["a"]}), ["DataFrame k 0 a, which is not a row", "use transformWithStateInPandas"]),
         (Row(k="a", n="one"), ["'one'", "'n'", "bigint"]),
         (Row(k="a", n=1.5), ["1.5", "whole number"]),

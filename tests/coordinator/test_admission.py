@@ -76,7 +76,7 @@ def test_a_query_that_starts_anew_may_have_other_keys() -> None:
 
 
 def test_a_query_that_goes_on_may_not_have_other_keys() -> None:
-    with pytest.raises(ConfigurationError, match="keyed by \\(k string\\), this query by \\(k int64\\)") as caught:
+    with pytest.raises(ConfigurationError, match="keyed by \\(k string\\), but this query by \\(k int64\\)") as caught:
         require_admission(RUN, history(0, 1, key_schema=keyed_by(k=pa.string())), 2)
     assert caught.value.kind is ErrorKind.OTHER_SCHEMA
 
@@ -110,7 +110,7 @@ def test_state_that_was_never_there_is_not_taken_for_empty() -> None:
     for first_batch, is_first_after in ((1, True), (2, False)):
         with pytest.raises(StateMissingError, match="but there is no checkpoint") as caught:
             require_admission(RUN, QueryHistory(), first_batch)
-        assert ("run no action" in str(caught.value)) == is_first_after
+        assert ("ran no action" in str(caught.value)) == is_first_after
     require_admission(RUN, QueryHistory(), 0)
 
 

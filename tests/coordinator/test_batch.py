@@ -139,7 +139,7 @@ def test_rows_of_a_batch_do_not_vanish(before: int, after: int, is_refused: bool
     if not is_refused:
         assert take(held, ack(b"second", attempt=2, rows=after)) == [True]
         return
-    with pytest.raises(ConfigurationError, match="subtask 0 had 1 rows in batch 5, and none when") as raised:
+    with pytest.raises(ConfigurationError, match="subtask 0 had 1 rows in batch 5, but none when") as raised:
         take(held, ack(b"second", attempt=2, rows=after))
     assert raised.value.kind is ErrorKind.STALE_DATAFRAME
     assert counted(held) == {0: 1}

@@ -211,7 +211,7 @@ def test_rows_of_another_batch_are_refused(engine: Engine) -> None:
     engine.start(1, 0)
     complete(engine, 0, b"data")
     stale = Begin(engine.task_id(1, 0, 5), 0, 3, 1000)
-    with pytest.raises(ConfigurationError, match="rows of the batch of 1000 ms ran as batch 1"):
+    with pytest.raises(ConfigurationError, match="rows of a batch with time 1000 ms ran as batch 1"):
         engine.coordinator.begin(stale)
 
 
@@ -220,7 +220,7 @@ def test_empty_rerun_of_a_batch_with_rows_is_refused(engine: Engine) -> None:
     begin(engine, 0, 0, 1, rows=4)
     ack(engine, 0, 0, 1, b"changes", rows=4)
     begin(engine, 0, 0, 2)
-    with pytest.raises(ConfigurationError, match="had 4 rows in batch 0, and none"):
+    with pytest.raises(ConfigurationError, match="had 4 rows in batch 0, but none"):
         ack(engine, 0, 0, 2, b"empty", rows=0)
     assert len(checkpoints(engine)) == 1
 

@@ -768,7 +768,7 @@ def test_a_result_may_change_until_an_operator_behind_it_has_begun(tmp_path: Pat
     revise(query, "a")
     query.begin("b", 0)
     query.begin("a", 0)
-    with pytest.raises(ProcessorError, match="operator 'a' .* gave another result in batch 0") as caught:
+    with pytest.raises(ProcessorError, match="operator 'a' .* gave a different result in batch 0") as caught:
         query.ack("a", 0, b"a third")
     assert caught.value.kind is ErrorKind.RESULT_CHANGED
     query.begin("a", 0)
@@ -791,7 +791,7 @@ def test_no_result_changes_once_the_batch_is_durable(tmp_path: Path, uid: str) -
     query = write_ahead(tmp_path)
     query.start(0)
     query.batch(0)
-    with pytest.raises(ProcessorError, match=f"operator '{uid}' .* gave another result"):
+    with pytest.raises(ProcessorError, match=f"operator '{uid}' .* gave a different result"):
         revise(query, uid)
     query.begin(uid, 0)
     query.ack(uid, 0)

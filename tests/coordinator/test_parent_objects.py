@@ -224,7 +224,7 @@ def test_a_parent_that_cannot_be_reached_is_tried_again(
         refuse: Callable[[str], Store] = unknown if is_unknown else unreachable
         patched.setattr("statelog.coordinator.garbage.open_location", refuse)
         branch.look(is_link)
-    assert "the pin at its parent could not be removed yet" in caplog.text
+    assert "the branch's pin at its parent could not be removed yet" in caplog.text
     assert branch.is_pinned
     assert branch.inventory.parent.is_due
     branch.look(is_link)

@@ -73,7 +73,7 @@ def test_a_task_that_lacks_what_the_new_owner_deleted_is_fenced(tmp_path: Path, 
     with_lost_changes(older)
     newer.start(3)
     for _ in range(2):
-        with pytest.raises(FencedError, match=r"It is run \S+ of query \S+ that owns it") as caught:
+        with pytest.raises(FencedError, match=r"Run \S+ of query \S+ owns it") as caught:
             older.run(3)
         assert caught.value.kind is ErrorKind.NEWER_EPOCH
 

@@ -33,7 +33,7 @@ def test_an_old_pyspark_is_named_and_not_replaced(tmp_path: Path, command: list[
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").write_text('__version__ = "3.5.3"')
     said = run(tmp_path, command)
-    assert f"needs PySpark 4.0 or later, and this Python has PySpark 3.5.3 ({tmp_path}" in said
+    assert f"needs PySpark 4.0 or later, but this Python has PySpark 3.5.3 ({tmp_path}" in said
     assert "not installed" not in said
 
 

@@ -315,7 +315,7 @@ def test_the_doctor_names_the_user_that_is_refused(hdfs_location: str) -> None:
         [found] = diagnosed(hdfs_location)
     assert found.level == "error"
     assert "user=another" in found.found
-    assert "must own the folder" in found.remedy
+    assert "Make that user the owner" in found.remedy
 
 
 # ---- Name services, DataNodes ----

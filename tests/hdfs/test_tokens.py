@@ -75,7 +75,7 @@ def test_a_cluster_with_kerberos_lets_a_token_in(tmp_path: Path, monkeypatch: py
         cluster.write_settings(tmp_path / "conf", {"hadoop.security.authentication": "simple"})
         refused = refusal(store, "x")
         assert "401" in refused.message
-        assert "asks for Kerberos" in refused.hint
+        assert "requires Kerberos" in refused.hint
         cluster.write_settings(tmp_path / "conf")
         cluster.nodes.getNameNodeRpc().cancelDelegationToken(token)
         refused = refusal(store, "x")

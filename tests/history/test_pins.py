@@ -295,12 +295,12 @@ def test_a_log_that_is_not_the_pins_any_more_is_damage(log: ShortLog) -> None:
     pin = pin_of(log, 5)
     [name] = log_files(log, 5, 5)
     content, modified_s = log.store.objects[name]
-    with pytest.raises(CorruptionError, match=r"0{19}1.log: the entry at offset 0, .* is no checkpoint"):
+    with pytest.raises(CorruptionError, match=r"0{19}1.log: the entry at offset 0, .* is not a checkpoint"):
         replace(pin, entries=[EntryPlace(1, 0), *pin.entries]).history(log.store, IDENTITY)
-    with pytest.raises(CorruptionError, match="a pin of checkpoint 5 names are not those of its time"):
+    with pytest.raises(CorruptionError, match="a pin of checkpoint 5 names are not those that it was made for"):
         replace(pin, token=b"another").history(log.store, IDENTITY)
     log.store.objects[name] = (bytes(len(content)), modified_s)
-    with pytest.raises(CorruptionError, match="which a pin names, is no checkpoint"):
+    with pytest.raises(CorruptionError, match="which a pin names, is not a checkpoint"):
         pin.history(log.store, IDENTITY)
 
 
@@ -432,7 +432,7 @@ def test_one_pin_that_cannot_be_read_keeps_everything(log: ShortLog, caplog: pyt
         assert pins.need(changes(0))
         assert pins.need_any(lambda name: False)
         assert pins.changes_from(IDENTITY) == INITIAL_BATCH
-    assert caplog.text.count(f"{name} cannot be read, so nothing is deleted while it stands") == 1
+    assert caplog.text.count(f"{name} cannot be read, so nothing is deleted while it exists") == 1
     log.store.put(name, b"damaged")
     log.store.delete([other])
     pins.look(log.query())
@@ -570,7 +570,7 @@ def test_a_pin_of_an_odd_form_keeps_everything_and_ends_nothing(
     for _ in range(2):
         assert pins.look(log.query()) == []
         assert pins.need(changes(0))
-    assert caplog.text.count(f"{name} cannot be read, so nothing is deleted while it stands") == 1
+    assert caplog.text.count(f"{name} cannot be read, so nothing is deleted while it exists") == 1
     log.store.delete([name])
     pins.look(log.query())
     assert not pins.need(changes(0))

@@ -32,7 +32,7 @@ def test_brokers_and_topics(topics: Topics, broker: KafkaBroker, tmp_path: Path)
     assert topic == ("ok", "driver", f"The topic {name} has 3 partitions.")
     assert missing == ("error", "driver", "There is no topic nowhere, or this user may not see it.")
     assert executor[:2] == ("ok", "executor")
-    assert executor[2].startswith("1 of 1 brokers are reached")
+    assert executor[2].startswith("1 of 1 brokers were reached")
 
 
 def test_brokers_that_do_not_answer(broker: KafkaBroker, spark: SparkSession, tmp_path: Path) -> None:

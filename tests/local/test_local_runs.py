@@ -625,6 +625,6 @@ def test_local_runs_that_never_open_are_an_error_of_the_host(engine: Engine, mon
 
     engine.new_workers()
     monkeypatch.setattr(LocalRuns, "open", lose)
-    with pytest.raises(StorageError, match=f"Host {re.escape(socket.gethostname())} .*gone in .* attempts") as caught:
+    with pytest.raises(StorageError, match=f"Host {re.escape(socket.gethostname())} .*missing in .*attempts") as caught:
         engine.run_commands(4, 0, [((0, None), ("read",))])
     assert caught.value.kind is ErrorKind.LOCAL_DISK

@@ -141,7 +141,7 @@ def test_a_start_whose_claim_failed_does_not_take_the_log_from_a_newer_one(
     with pytest.raises(StorageError):
         older.claim(make_claim("older"))
     newer.claim(make_claim("newer"))
-    with pytest.raises(FencedError, match="another run has claimed it since this one first tried to"):
+    with pytest.raises(FencedError, match="another run has claimed the log since this run first tried to"):
         older.claim(make_claim("older"))
     append(newer, "newer", 2 if when == "before" else 3, 0)
 

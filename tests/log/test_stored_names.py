@@ -200,5 +200,5 @@ def test_a_manifest_with_a_name_twice_is_damaged(tmp_path: Path) -> None:
     store, [operator] = LocalStore(tmp_path), manifest().operators
     for changed in ([operator, operator], [replace(operator, states=[*operator.states, *operator.states])]):
         manifest(operators=changed).write(store)
-        with pytest.raises(CorruptionError, match="it has a name twice"):
+        with pytest.raises(CorruptionError, match="a name occurs twice"):
             Manifest.read(store, "x")

@@ -209,19 +209,19 @@ def test_keys_that_fire_together_are_bounded_by_the_bytes_of_lists_and_maps(slic
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda self, batch: self.value.put({"n": [1, 2]}), "state 'v' takes the columns n, t, and got n"),
-        (lambda self, batch: self.value.put({"n": [1], "t": ["x"]}), "column 'n' has 1 values, and there are 2 keys"),
+        (lambda self, batch: self.value.put({"n": [1, 2]}), "state 'v' takes the columns n, t, but got n"),
+        (lambda self, batch: self.value.put({"n": [1], "t": ["x"]}), "column 'n' has 1 values, but there are 2 keys"),
         (lambda self, batch: self.value.put({"n": [2**40, 1], "t": ["x", "y"]}), "column 'n' does not fit its type"),
         (lambda self, batch: self.map.put([0], {"k": ["x"]}, {"n": [1]}), "map key of state 'm': column 'k' does not"),
         (lambda self, batch: self.handle.registerTimers([0], [1]), "timeMode is None"),
         (lambda self, batch: 5, "'int' object is not iterable"),
         (lambda self, batch: [5], "it returned int, which is not a pyarrow.RecordBatch"),
-        (lambda self, batch: pa.table({"user": ["a"]}), "the output takes the columns user, n, and got user"),
+        (lambda self, batch: pa.table({"user": ["a"]}), "the output takes the columns user, n, but got user"),
         (lambda self, batch: pa.table({"user": ["a"], "n": ["x"]}), "the output: column 'n' does not fit its type"),
         (lambda self, batch: self.value.get(keys=1), "TypeError"),
-        (lambda self, batch: self.value.put([1]), "state 'v' takes columns by name, and got list"),
+        (lambda self, batch: self.value.put([1]), "state 'v' takes columns by name, but got list"),
         (lambda self, batch: self.value.put({"n": [2**70, 1], "t": ["x", "y"]}), "column 'n' does not fit its type"),
-        (lambda self, batch: self.value.put(twice(batch.keys)), "takes the columns n, t, and got user, user"),
+        (lambda self, batch: self.value.put(twice(batch.keys)), "takes the columns n, t, but got user, user"),
     ],
 )
 def test_mistakes_are_named(act: Callable[[Any, ArrowBatch], Any], message: str) -> None:
@@ -254,8 +254,8 @@ POSITIONS: list[tuple[Any, str]] = [
     ([[0, 1]], "an array of 2 dimensions"),
     ([[0], [0, 1]], "are not an array"),
     ([0, 2**64], "an array of type object"),
-    ([0, -1], "-1 is given as the position of a key, and the call has 2 keys"),
-    ([0, 2], "2 is given as the position of a key, and the call has 2 keys"),
+    ([0, -1], "-1 is given as the position of a key, but the call has 2 keys"),
+    ([0, 2], "2 is given as the position of a key, but the call has 2 keys"),
     (np.array([0, 2**63], np.uint64), "9223372036854775808 is given as the position of a key"),
 ]
 
@@ -313,22 +313,22 @@ NESTED = "s struct<total:bigint,at:struct<x:int>>, l array<struct<a:int>>, m map
 @pytest.mark.parametrize(
     ("name", "column", "message"),
     [
-        ("s", [{"total": 1, "ta": {"x": 1}}], "'s' takes the fields total, at, and got total, ta"),
-        ("s", [{"total": 1}], "'s' takes the fields total, at, and got total"),
-        ("s", [{"total": 1, "at": {"x": 1}, "y": 1}], "'s' takes the fields total, at, and got total, at, y"),
-        ("s", [{"total": 1, "at": {"y": 1}}], "'s', field 'at' takes the fields x, and got y"),
-        ("l", [[{"a": 1}, {"b": 1}]], "'l', its elements: takes the fields a, and got a, b"),
+        ("s", [{"total": 1, "ta": {"x": 1}}], "'s' takes the fields total, at, but got total, ta"),
+        ("s", [{"total": 1}], "'s' takes the fields total, at, but got total"),
+        ("s", [{"total": 1, "at": {"x": 1}, "y": 1}], "'s' takes the fields total, at, but got total, at, y"),
+        ("s", [{"total": 1, "at": {"y": 1}}], "'s', field 'at' takes the fields x, but got y"),
+        ("l", [[{"a": 1}, {"b": 1}]], "'l', its elements: takes the fields a, but got a, b"),
         (
             "m",
             pa.array([[("k", {"c": 1})]], pa.map_(pa.string(), pa.struct([("c", pa.int32())]))),
-            "'m', its values: takes the fields b, and got c",
+            "'m', its values: takes the fields b, but got c",
         ),
         (
             "s",
             pa.array([{"total": 1}], pa.struct([("total", pa.int64())])).cast(
                 pa.opaque(pa.struct([("total", pa.int64())]), "a struct", "another library")
             ),
-            "'s' takes the fields total, at, and got total",
+            "'s' takes the fields total, at, but got total",
         ),
     ],
 )

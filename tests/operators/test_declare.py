@@ -66,7 +66,7 @@ class _Unreadable:
 @pytest.mark.parametrize(
     ("held", "error", "message"),
     [
-        (_Broadcast(), ConfigurationError, r"the processor uses a broadcast variable of Spark.*in init\(\)"),
+        (_Broadcast(), ConfigurationError, r"the processor uses a Spark broadcast variable.*in init\(\)"),
         (_Unreadable(), ProcessorError, "the processor can be pickled but not unpickled: ValueError"),
     ],
 )

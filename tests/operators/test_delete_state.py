@@ -113,7 +113,7 @@ def test_a_batch_that_deletes_can_be_repeated_by_a_version_that_does_not(table: 
 
 
 STATES = ("value", "list", "map", "reducing", "aggregating")
-GONE = "State {} is not initialized: init() of operator 'main' deletes it after it has declared it"
+GONE = "State {} is not initialized: init() of operator 'main' declares it and then deletes it"
 
 
 class Both(StatefulProcessor):

@@ -252,5 +252,5 @@ def test_state_is_not_used_outside_of_a_key() -> None:
     window = Window()
     window.cursor.position = -1
     for use in (window.value.get, window.value.clear, window.list.exists, window.map.clear):
-        with pytest.raises(ProcessorError, match="while no key is processed"):
+        with pytest.raises(ProcessorError, match="while no key was processed"):
             use()

@@ -523,7 +523,7 @@ def test_a_state_without_keys_that_is_too_large_is_refused_by_name(state: str) -
             pass
         return subtask
 
-    message = f"state '{state}' is limited to 50,000 bytes per subtask, and is larger in subtask 3: [0-9,]* bytes"
+    message = f"state '{state}' is limited to 50,000 bytes per subtask, but is larger in subtask 3: [0-9,]* bytes"
     with pytest.raises(ProcessorError, match=message) as failure:
         written(["x" * 1000] * 51).sections()
     assert failure.value.kind is ErrorKind.TOO_LARGE

@@ -505,7 +505,7 @@ def test_keyed_and_operator_state_are_not_mistaken_for_each_other(tmp_path: Path
     engine.start(1, 0)
     add(engine, 0, ["a"])
     engine.key_schema = encode_schema(PAIR)
-    with pytest.raises(ConfigurationError, match="holds operator state, and the operator is one with keys") as failure:
+    with pytest.raises(ConfigurationError, match="holds operator state, but the operator is one with keys") as failure:
         engine.start(1, 1)
     assert failure.value.kind is ErrorKind.OTHER_SCHEMA
 

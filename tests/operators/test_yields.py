@@ -548,7 +548,7 @@ def test_state_in_close_is_an_error(use: str) -> None:
     arguments: dict[str, Any] = {"input": "k long", "output": "k long", "keys": ["k"], "timeMode": "ProcessingTime"}
     for rows, by_generator in (([(1,)], False), ([], False), ([(1,)], True)):
         with Harness(UsesState(use, by_generator=by_generator), **arguments, parallelism=1) as harness:
-            with pytest.raises(ProcessorError, match=r"close\(\) failed: .* used while no key is processed") as failure:
+            with pytest.raises(ProcessorError, match=r"close\(\) failed: .* while no key was processed") as failure:
                 harness.push(rows)
             assert failure.value.kind is ErrorKind.STATE_USAGE
     with pytest.raises(ProcessorError, match=r"operator 'main': .*init\(\) or close\(\)") as failure:

@@ -332,7 +332,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         statelog.branch(tmp_path / "nowhere", tmp_path / "branch")
     with pytest.raises(StateMissingError, match="Batch 9 is not one that Spark has committed"):
         statelog.branch(query.checkpoint, tmp_path / "branch", at=9)
-    with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
+    with pytest.raises(ConfigurationError, match="already holds a checkpoint of a Spark query"):
         statelog.branch(query.checkpoint, query.checkpoint)
     with pytest.raises(ConfigurationError, match="The checkpointLocation .* is within .*/statelog"):
         statelog.branch(query.checkpoint, query.checkpoint / "statelog" / "branch")
@@ -340,12 +340,12 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="The location of the branch's state .* is within"):
             statelog.branch(query.checkpoint, tmp_path / "branch", new_location=place)
     statelog.branch(query.checkpoint, tmp_path / "branch")
-    with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
+    with pytest.raises(ConfigurationError, match="already holds a checkpoint of a Spark query"):
         statelog.branch(query.checkpoint, tmp_path / "branch")
     (tmp_path / "branch/metadata").unlink()
     shutil.rmtree(tmp_path / "branch/offsets")
     shutil.rmtree(tmp_path / "branch/commits")
-    with pytest.raises(ConfigurationError, match="holds state already.*Branch into an empty location"):
+    with pytest.raises(ConfigurationError, match="already holds state.*Branch into an empty location"):
         statelog.branch(query.checkpoint, tmp_path / "branch")
     assert len(list(query.checkpoint.glob("statelog/pins/*"))) == 1, "that of the branch"
 

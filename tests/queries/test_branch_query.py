@@ -209,7 +209,7 @@ def test_a_location_with_state_is_refused_and_stays_as_it_is(tmp_path: Path) -> 
     parent = parents_log()
     branch_query(parent.query(), PARENT, target(tmp_path))
     before = read(tmp_path)
-    with pytest.raises(ConfigurationError, match=f"{tmp_path} holds state already") as refused:
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} already holds state") as refused:
         branch_query(parent.query(), replace(PARENT, batch=6), target(tmp_path, 6))
     assert refused.value.kind is ErrorKind.OTHER_OWNER
     assert read(tmp_path) == before

@@ -92,7 +92,7 @@ def test_a_query_goes_on_from_its_newest_whole_checkpoint(query: Story, tmp_path
         data = damage(Path(own.location) / name, place)
         kept = [batch for batch in range(BATCHES - 1) if is_readable(own, batch)]
         if not kept:
-            problem = "log/" if path.suffix == ".log" else "no retained checkpoint is without damage: .*checksum"
+            problem = "log/" if path.suffix == ".log" else "every retained checkpoint is damaged: .*checksum"
             with pytest.raises(StatelogError, match=problem):
                 statelog.fall_back(root, location=own.location)
             assert spark_files(root) == expected_files(range(BATCHES), range(BATCHES - 1))
@@ -127,7 +127,7 @@ def test_a_query_does_not_fall_back_to_a_checkpoint_that_it_has_given_up(query: 
         path.unlink()
     if not statelog.verify(query.location).damages:
         pytest.skip("all is in the log")
-    with pytest.raises(StateMissingError, match="no retained checkpoint is without damage"):
+    with pytest.raises(StateMissingError, match="every retained checkpoint is damaged"):
         statelog.fall_back(tmp_path, location=query.location)
 
 
@@ -250,7 +250,7 @@ def test_a_branch_none_of_whose_checkpoints_can_do_without_a_damaged_object_of_i
     branch = branch_of(parent, tmp_path / "branch")
     [lost, *_] = sorted(links_needed(branch, 4))
     Path(lost.replace("!", "")).write_bytes(b"damaged")
-    with pytest.raises(StateMissingError, match="no retained checkpoint is without damage"):
+    with pytest.raises(StateMissingError, match="every retained checkpoint is damaged"):
         statelog.fall_back(tmp_path / "branch/checkpoint", location=branch.location)
     assert not (Path(branch.location) / "statelog-damaged").exists()
 
@@ -279,7 +279,7 @@ def test_a_query_goes_back_to_a_retained_checkpoint(query: Story, tmp_path: Path
 @pytest.mark.parametrize(
     ("to", "error", "message"),
     [
-        (9, ConfigurationError, "go back to batch 9; the newest checkpoint .* is 8"),
+        (9, ConfigurationError, "go back to batch 9: the newest checkpoint .* is 8"),
         (-1, ConfigurationError, "go back to batch -1"),
         (0, StateMissingError, "have to go back to checkpoint 0, but the oldest that is retained is checkpoint 6"),
         (3, StateMissingError, "have to go back to checkpoint 3, but the oldest that is retained is checkpoint 6"),
@@ -297,7 +297,7 @@ def test_a_checkpoint_of_a_repeated_batch_is_no_target(query: Story, tmp_path: P
     """Spark's batch 7 has another time than that of the checkpoint."""
     path = tmp_path / "offsets" / "7"
     path.write_text(path.read_text().replace("1007", "5007"))
-    with pytest.raises(StateMissingError, match="its checkpoint 7 is not of the batch 7 that Spark has committed"):
+    with pytest.raises(StateMissingError, match="checkpoint 7 does not belong to the batch 7 that Spark has"):
         statelog.rewind(tmp_path, location=query.location, to=7)
     assert statelog.rewind(tmp_path, location=query.location, to=6, dry_run=True).next_batch == 7
 

@@ -103,7 +103,7 @@ def test_the_others_keep_their_state_and_the_operator_begins_anew(
         query.run(["a"], range(3, 4))
     statelog.forget(query.checkpoint, "b")
     assert [info.uid for info in statelog.list_operators(query.location)] == ["a"]
-    with pytest.raises(ConfigurationError, match="no operator 'b'; it has 'a'.*through a pin"):
+    with pytest.raises(ConfigurationError, match="no operator 'b'; it has 'a'.*if a pin keeps it"):
         elements(query, "b", 2)
     query.run(uids, range(3, 6))
     query.run(uids, range(6, 8))

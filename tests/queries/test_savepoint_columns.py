@@ -181,7 +181,7 @@ def test_timers_of_any_time_come_back_and_can_be_searched() -> None:
         ({"hash": [1], "key_k": ["a"], "position": [None], "value_n": [1]}, "column 'position' holds nulls"),
         ({"hash": [1], "key_k": ["a"], "position": [-1], "value_n": [1]}, "position is not between 0 and"),
         ({"hash": [1], "key_k": ["a"], "position": [2**30], "value_n": [1]}, "position is not between 0 and"),
-        ({"hash": [1], "key_k": ["a"], "position": [0], "value_n": ["x"]}, "column 'value_n' is string"),
+        ({"hash": [1], "key_k": ["a"], "position": [0], "value_n": ["x"]}, "column 'value_n' has type string"),
         ({"hash": [1] * 2, "key_k": ["a"] * 2, "position": [0] * 2, "value_n": [1, 2]}, r"key \('a',\) has two rows"),
     ],
 )

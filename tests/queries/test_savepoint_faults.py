@@ -67,7 +67,7 @@ def test_a_restore_that_is_not_finished_can_be_repeated(
         try:
             restored(fixture, directory())
         except ConfigurationError as error:
-            assert "holds state already" in str(error), "it had come to the checkpoint"
+            assert "already holds state" in str(error), "it had come to the checkpoint"
             shutil.rmtree(directory())
             restored(fixture, directory())
         require_all(directory())

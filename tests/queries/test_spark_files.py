@@ -134,7 +134,7 @@ def test_spark_says_of_what_file_system_a_checkpoint_location_is(
 )
 def test_a_place_that_neither_reaches_is_refused(session: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internals, "file_system_scheme", lambda session, place: "")
-    with pytest.raises(ConfigurationError, match=f"viewfs://home/query is of the scheme viewfs, and {reason}"):
+    with pytest.raises(ConfigurationError, match=f"viewfs://home/query has the scheme viewfs, but {reason}"):
         open_checkpoint("viewfs://home/query", session)
 
 
@@ -160,5 +160,5 @@ def test_state_is_there_too_if_a_store_is_registered_for_the_scheme(monkeypatch:
 
 def test_without_a_place_for_the_state_one_is_asked_for(tmp_path: Path) -> None:
     checkpoint = SparkCheckpoint(StoreFiles(LocalStore(tmp_path)), "viewfs://home/query")
-    with pytest.raises(ConfigurationError, match="keeps no state in a place of the scheme viewfs.* Pass location="):
+    with pytest.raises(ConfigurationError, match="keeps no state in locations with the scheme viewfs.* Pass location="):
         state_location(checkpoint, None)

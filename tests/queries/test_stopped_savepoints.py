@@ -53,7 +53,7 @@ def test_state_in_a_location_of_its_own_is_found_if_it_is_named(tmp_path: Path) 
 
 def test_a_committed_batch_without_a_checkpoint_is_no_reason_for_an_older_savepoint(tmp_path: Path) -> None:
     query = StoredQuery(tmp_path).run(["a", "b"], range(5), lacks_last=True)
-    with pytest.raises(StateMissingError, match=r"committed batch 4, and .*newest is 3.*choose batch 3"):
+    with pytest.raises(StateMissingError, match=r"committed batch 4, but .*newest checkpoint is 3.*choose batch 3"):
         statelog.savepoint(query.checkpoint, tmp_path / "saved")
     assert statelog.savepoint(query.checkpoint, tmp_path / "saved", batch=3).batch == 3
     assert saved_values(tmp_path / "saved") == {"a": 3, "b": 3}
@@ -85,7 +85,7 @@ def test_a_copy_of_the_state_counts_where_it_was_given(tmp_path: Path) -> None:
     query = StoredQuery(tmp_path).run(["a"], range(3))
     (query.checkpoint / "statelog").rename(tmp_path / "copy")
     query.run(["a"], range(3), time_ms=5000)
-    with pytest.raises(StateMissingError, match=r"committed batch 2, and .*/copy has no checkpoint of it"):
+    with pytest.raises(StateMissingError, match=r"committed batch 2, but .*/copy has no checkpoint of it"):
         statelog.savepoint(query.checkpoint, tmp_path / "saved", location=str(tmp_path / "copy"))
     assert statelog.savepoint(query.checkpoint, tmp_path / "saved").batch == 2
 

@@ -85,7 +85,7 @@ def test_changes_that_are_gone_are_refused(tmp_path: Path) -> None:
     query.run_batches(12, random.Random(1))
     first = changes(query, "value")[0]["batch"]
     assert first > 3
-    with pytest.raises(StateMissingError, match=f"changes of batch {first} and later ones, and those since 3"):
+    with pytest.raises(StateMissingError, match=f"batch {first} and later batches, but the changes since batch 3"):
         changes(query, "value", after=2)
 
 

@@ -141,7 +141,7 @@ def test_other_states_and_columns_are_named(tmp_path: Path) -> None:
         one, two, three = (parts_of(harness).query.location for harness in made)
         with pytest.raises(ConfigurationError, match="do not both have state 'm'"):
             statelog.compare(one, two)
-        with pytest.raises(ConfigurationError, match="column 'value_n' of state 'n' in the same type: int64 and int32"):
+        with pytest.raises(ConfigurationError, match="'value_n' of state 'n' with the same type: int64 and int32"):
             statelog.compare(one, three)
         assert [each.is_equal for each in statelog.compare(one, three, ignore=["value_n"])] == [True]
     finally:

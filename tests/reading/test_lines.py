@@ -434,7 +434,7 @@ def test_an_operator_that_begins_anew_has_none_of_the_state_that_was_given_up(tm
     assert (both.uids, one.uids, both.batch) == (("a", "b"), ("b",), 3)
     before = states_of(place, "b")
     statelog.forget(query.checkpoint, "b")
-    for text in ("no operator 'b'", "through a pin"):
+    for text in ("no operator 'b'", "if a pin keeps it"):
         with pytest.raises(ConfigurationError, match=text):
             states_of(place, "b")
     query.run(["a", "b"], range(4, 6))
@@ -504,7 +504,7 @@ def test_the_changes_of_a_restored_operator_come_after_its_state(tmp_path: Path)
     assert [(row["batch"], row["operation"], row["value_field"]) for row in told("value", tuple(key))] == [
         (2, "state", value)
     ]
-    with pytest.raises(StateMissingError, match="changes of batch 3 and later ones, and those since 2"):
+    with pytest.raises(StateMissingError, match="changes of batch 3 and later batches, but the changes since batch 2"):
         changed("value", after=1)
     restored.start()
     restored.run_batches(4, random.Random(2))

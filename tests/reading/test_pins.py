@@ -280,7 +280,7 @@ def test_nothing_is_deleted_while_a_pin_cannot_be_read(
     files = [path for path in Path(query.location).rglob("*") if path.is_file() and path != pin]
     run_on(query)
     assert all(path.exists() for path in files)
-    assert caplog.text.count("nothing is deleted while it stands") == 2, "once per start"
+    assert caplog.text.count("nothing is deleted while it exists") == 2, "once per start"
     pin.unlink()
     query.run_batches(2, random.Random(2))
     assert not all(path.exists() for path in files)

@@ -133,7 +133,7 @@ def test_a_folder_without_state_is_named(tmp_path: Path) -> None:
 
 def test_a_query_before_its_first_batch_is_named(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_text('{"id":"query"}')
-    with pytest.raises(ConfigurationError, match="holds no state yet: .* Hint: Read it after the query's first batch"):
+    with pytest.raises(ConfigurationError, match="holds no state yet: .* Hint: Try again after the query's first"):
         statelog.read_state(tmp_path)
     (tmp_path / "metadata").unlink()
     (tmp_path / "metadata").mkdir()  # of a table, say

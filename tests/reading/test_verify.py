@@ -108,7 +108,7 @@ def test_a_damaged_run_names_the_checkpoints_that_need_it(query: Story, capsys: 
     assert {damage.kind for damage in done.damages} == {"checksum"}
     assert main(["verify", query.location]) == 3
     shown = capsys.readouterr().out
-    assert "newest without damage: op: none" in shown
+    assert "newest undamaged: op: none" in shown
     assert "checksum" in shown
 
 

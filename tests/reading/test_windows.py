@@ -312,7 +312,7 @@ def test_windows_are_read_unless_another_state_is_named() -> None:
         assert "'value_sum(n)'" in str(caught.value)
     with _pushed(SLIDING, "reduce", [("a", 1, 10)]) as harness:
         assert read(harness, None) == read(harness, "panes")
-        with pytest.raises(ConfigurationError, match="only its own functions") as caught:
+        with pytest.raises(ConfigurationError, match="only the query's own functions") as caught:
             read(harness, "windows")
         assert "'panes'" in str(caught.value)
     several = pytest.raises(ConfigurationError, match="has the states 'returned', 'windows'")

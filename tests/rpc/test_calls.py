@@ -631,7 +631,7 @@ def test_calls_and_replies_of_the_largest_size_pass(handler: Handler, identity: 
 def test_a_reply_that_is_too_large_is_an_error(handler: Handler) -> None:
     with serving(handler, RpcPolicy(max_reply_bytes=30)) as server:
         client = client_of(server)
-        with pytest.raises(ProtocolError, match=r"reply would have \d+ bytes; 30 are the limit"):
+        with pytest.raises(ProtocolError, match=r"reply would have \d+ bytes; the limit is 30"):
             client.call(Begin(TASK, 1, 10, None))
         assert client.call(ack(9)) == Acked()
         picky = client_of(server, RpcPolicy(max_reply_bytes=10))

@@ -170,7 +170,7 @@ def shake(client: Tls, server: Tls) -> None:
 
 def test_a_server_with_another_certificate_is_refused(handler: Handler, tls_identity: TlsIdentity) -> None:
     with serving(handler, PATIENT, new_identity()) as server:
-        where = f"^somebody: the coordinator at {HOST}:{server.port} has another certificate than this query's driver"
+        where = f"^somebody: the coordinator at {HOST}:{server.port} lacks the certificate of this query's driver"
         with pytest.raises(ProtocolError, match=where) as caught:
             RpcClient(HOST, server.port, SECRET, certificate=tls_identity.certificate, caller="somebody")
         assert "restart the query" in caught.value.hint

@@ -54,7 +54,7 @@ ALLOWED = [(old, new) for old, wider in WIDER.items() for new in wider] + [
     (pa.list_(pa.field("element", I32, False)), pa.list_(pa.field("element", I32))),
 ]
 REFUSED: list[tuple[pa.DataType, pa.DataType, str]] = [
-    (I64, I32, "'x'.*is int64 in the location, and the processor declares int32"),
+    (I64, I32, "'x'.*is int64 in the location, but the processor declares int32"),
     (F64, F32, "'x'.*double.*float"),
     (F32, I64, "'x'.*float.*int64"),
     (I32, TEXT, "'x'.*int32.*string"),
@@ -95,7 +95,7 @@ def test_refused(old: pa.DataType, new: pa.DataType, message: str) -> None:
         require_evolution(stored, declared, "here")
     assert caught.value.kind is ErrorKind.OTHER_SCHEMA
     assert "of value state 'seen'" in str(caught.value)
-    assert "declare a field of another name" in str(caught.value)
+    assert "declare a field with another name" in str(caught.value)
 
 
 def test_a_run_with_other_fields_is_damaged() -> None:

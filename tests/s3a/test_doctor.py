@@ -86,7 +86,7 @@ def test_without_the_class_a_location_can_hold_state_only(configure_s3a: Configu
         ({"fs.s3a.secret.key": "not-the-secret"}, "SignatureDoesNotMatch|403|Forbidden", "fs.s3a.access.key"),
         ({"fs.s3a.access.key": "", "fs.s3a.secret.key": ""}, "Credentials", "fs.s3a.aws.credentials.provider"),
         ({"fs.s3a.aws.credentials.provider": "org.example.Missing"}, "org.example.Missing", "hadoop-aws of version 3."),
-        ({"fs.s3a.endpoint": "http://127.0.0.1:1"}, "Connection refused", "whether this host reaches the endpoint"),
+        ({"fs.s3a.endpoint": "http://127.0.0.1:1"}, "Connection refused", "whether this host can reach the endpoint"),
         ({"fs.s3a.signing-algorithm": ""}, "400", "AWS4UnsignedPayloadSignerType"),
     ],
 )

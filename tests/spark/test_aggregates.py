@@ -250,7 +250,7 @@ def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Pat
     total = statelog.Sum("n")
     with pytest.raises(ConfigurationError, match="nothing says when that is"):
         by_user.agg(total, outputMode="append")
-    with pytest.raises(ConfigurationError, match="so a ttl has no meaning"):
+    with pytest.raises(ConfigurationError, match="so a ttl has no effect"):
         by_time.agg(total, ttl=1000)
     with pytest.raises(ConfigurationError, match="outputMode is 'complete'"):
         by_user.agg(total, outputMode="complete")

@@ -230,13 +230,13 @@ def test_a_stream_says_that_its_query_was_begun_anew(spark: SparkSession, tmp_pa
     ("options", "message"),
     [
         ({"show": "rows"}, "Only changes are a stream: option('show', 'changes')"),
-        ({"at": "2"}, "Option at does not go with show=changes. Hint: Changes begin after a batch: option after."),
+        ({"at": "2"}, "at cannot be used with show=changes. Hint: Use option after: changes begin after a batch."),
         ({"after": "first"}, "Option after is 'first'. Hint: It must be a batch."),
         ({"after": "77"}, "has no batch 77 yet"),
         ({"max_pin_bytes": "1 GiB"}, "It must be a number of bytes"),
         ({"max_batch_bytes": "many"}, "Option max_batch_bytes is 'many'. Hint: It must be a number of bytes"),
         ({"with_before": "yes"}, "Option with_before is 'yes'. Hint: It must be true or false"),
-        ({"with_last": "true"}, "has no offsets of Spark's"),
+        ({"with_last": "true"}, "has no Spark offsets"),
         ({"with_last": "1"}, "It must be true or false"),
         ({"state": "timer"}, "has no state 'timer'"),
         ({"columns": "hash2"}, "hash2"),
@@ -265,5 +265,5 @@ def test_changes_are_no_batch_read(spark: SparkSession, tmp_path: Path) -> None:
     reader = spark.read.format("statelog").options(state="value", show="changes")
     with pytest.raises(PySparkException, match="Changes are read as a stream"):
         reader.load(query.location).collect()
-    with pytest.raises(PySparkException, match="It is for show=changes, in spark.readStream"):
+    with pytest.raises(PySparkException, match="Use it with show=changes, in spark.readStream"):
         spark.read.format("statelog").options(state="value", after="1").load(query.location)

@@ -64,7 +64,7 @@ def test_a_bucket_that_hadoop_does_not_know_is_read_here(spark: SparkSession) ->
 
 def test_a_file_system_that_hadoop_does_not_know_is_refused(spark: SparkSession) -> None:
     with pytest.raises(
-        ConfigurationError, match="scheme nowhere, and the session's Hadoop does not know it"
+        ConfigurationError, match="scheme nowhere, but the session's Hadoop does not know it"
     ) as refused:
         statelog.rewind("nowhere://host/checkpoint")
     assert refused.value.kind is ErrorKind.UNSUPPORTED_FEATURE
@@ -107,13 +107,13 @@ def test_without_a_location_for_the_state_one_is_asked_for(spark: SparkSession, 
             lambda: statelog.rewind(checkpoint),
             lambda: statelog.savepoint(checkpoint, tmp_path / "saved"),
         ):
-            with pytest.raises(ConfigurationError, match="keeps no state in a place of the scheme viewfs") as refused:
+            with pytest.raises(ConfigurationError, match="no state in locations with the scheme viewfs") as refused:
                 needs_location()
             assert "location=" in refused.value.hint
         statelog.savepoint(checkpoint, tmp_path / "saved", location=job.location)
         with pytest.raises(ConfigurationError, match="keeps no state"):
             statelog.restore(tmp_path / "saved", place.of(tmp_path / "restored"))
-        with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
+        with pytest.raises(ConfigurationError, match="already holds a checkpoint of a Spark query"):
             statelog.restore(tmp_path / "saved", checkpoint, location=str(tmp_path / "other state"))
         failing = replace(job, root=tmp_path / "new", location=None, input_folder=job.input)
         assert "Pass location=" in failing.fail(failing.ledger(spark, 2))

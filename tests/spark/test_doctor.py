@@ -128,8 +128,8 @@ def test_an_executor_that_hangs_is_an_error(spark: SparkSession, tmp_path: Path)
     numbers.map(lambda _: str(importlib.import_module("statelog.tools.doctor.executor_work"))).collect()
     [found] = problems(statelog.doctor(f"hanging:{os.getpid()}:{tmp_path}/state", timeout_s=6))
     assert (found.level, found.check, found.where) == ("error", "location", "executor driver")
-    assert found.found == "The check was not done after 6 s."
-    assert "within reach of this host" in found.remedy
+    assert found.found == "The check was not finished after 6 s."
+    assert "this host can reach the store" in found.remedy
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

@@ -94,7 +94,7 @@ def test_after_a_rewind_by_several_batches_they_must_be_taken_back(
     error = statelog.error_of(failure.value)
     assert isinstance(error, ConfigurationError)
     assert f"begins with batch 8, but Spark's file sink in file:{run.folder} has batches up to 11" in error.message
-    assert "Remove the files of the batches from 8 on" in error.hint
+    assert "Remove the files of batch 8 and of later batches" in error.hint
 
     run.take_back(8)
     assert run.start(100) == []
@@ -112,7 +112,7 @@ def test_a_folder_of_another_query_is_refused(
     run.job.add(make_orders(1, seed=93))
     assert run.start(1) == []
     for batches in (1, 2):
-        with pytest.raises(StreamingQueryException, match=f"has batches up to {batches - 1}, of another query"):
+        with pytest.raises(StreamingQueryException, match=f"has batches up to {batches - 1}, from another query"):
             run.start(1, tmp_path / f"another checkpoint {batches}")
         run.job.add(make_orders(1, seed=94))
         assert run.start(1) == []

@@ -76,7 +76,7 @@ def test_keys_are_converted_where_nothing_can_be_lost(spark: SparkSession) -> No
     for kind in ("int", "string", "double"):
         rows = statelog.key_by(spark.sql(f"SELECT {kind}(7) AS k, 1L AS n"), "k")
         message = (
-            rf"keyed by \(k bigint\), the stream by \(k {kind}\): column 'k' is bigint, and the stream's is {kind}"
+            rf"keyed by \(k bigint\), the stream by \(k {kind}\): column 'k' is bigint, but the stream's is {kind}"
         )
         with pytest.raises(statelog.ConfigurationError, match=message):
             rows.transformWithState(Shown(), OUTPUT, "update", "ProcessingTime", wide)

@@ -137,27 +137,27 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
     good = tables_of(spark, {"account": [("u", 1, 2)], "history": [("u", 0, 2)], "items": []})
     account = good["account"]
     mistakes = {
-        r"no state of the processor.*account, history, items": {"acount": account},
+        r"not a state of the processor.*account, history, items": {"acount": account},
         r"has no column 'value_amount'.*takes the columns key_user, value_count, value_amount": {
             "account": account.drop("value_amount")
         },
-        r"column 'value_count' is array<int>, and the state's is bigint.*Cast it yourself": {
+        r"column 'value_count' is array<int>, but the state's is bigint.*Cast it yourself": {
             "account": account.selectExpr("key_user", "array(1) value_count", "value_amount")
         },
-        r"has a column 'expires_ms', which is none of the state's": {
+        r"has a column 'expires_ms', which the state does not have": {
             "account": account.selectExpr("*", "1L expires_ms")
         },
         r"has no column 'value_count'.*Did you mean 'value_cuont'": {
             "account": account.withColumnRenamed("value_count", "value_cuont")
         },
         r"has two columns 'key_user'": {"account": account.select("key_user", "*")},
-        r"column 'key_user' is bigint, and the stream's is string. .*Cast it yourself": {
+        r"column 'key_user' is bigint, but the stream's is string. .*Cast it yourself": {
             "account": account.selectExpr("1L key_user", "value_count", "value_amount")
         },
-        r"column 'position' is decimal\(5,0\), and the state's is bigint": {
+        r"column 'position' is decimal\(5,0\), but the state's is bigint": {
             "history": good["history"].withColumn("position", F.lit(0).cast("decimal(5,0)"))
         },
-        r"column 'mapkey_item' is int, and the state's is string": {
+        r"column 'mapkey_item' is int, but the state's is string": {
             "items": good["items"].withColumn("mapkey_item", F.lit(0))
         },
         r"is a streaming DataFrame": {"account": job.read(spark)},
@@ -217,10 +217,10 @@ def test_loaded_values_are_what_spark_casts_them_to(spark: SparkSession, tmp_pat
         assert "column 'value_path' holds a null within list" in failure
         for instant in ("timestamp'2024-07-01 12:00:00'", "now()"):
             with pytest.raises(
-                ConfigurationError, match=r"'value_local' is timestamp, and the state's is timestamp_ntz"
+                ConfigurationError, match=r"'value_local' is timestamp, but the state's is timestamp_ntz"
             ):
                 frame(key, f"{instant} AS value_local", pair, "array() AS value_path")
-        with pytest.raises(ConfigurationError, match=r"'key_key' is bigint, and the stream's is int"):
+        with pytest.raises(ConfigurationError, match=r"'key_key' is bigint, but the stream's is int"):
             frame("4294967297L AS key_key", local, pair, "array() AS value_path")
         job.run(frame(key, local, pair, "array(1, 2Y) AS value_path"))
         held = "(datetime.datetime(2024, 7, 1, 0, 0), Row(b=0.5, a=datetime.datetime(2024, 7, 1, 12, 0)), [1, 2])"

@@ -94,7 +94,7 @@ def test_a_location_of_other_keys_or_states_is_refused(spark: SparkSession, tmp_
 
     text = job.fail(job.ledger(spark, 2, keys=("user", "item")))
     assert "[other-schema]" in text
-    assert "keyed by (user string), this query by (user string, item string)" in text
+    assert "keyed by (user string), but this query by (user string, item string)" in text
     text = job.fail(job.ledger(spark, 2, processor=OtherLedger()))
     assert "[other-schema]" in text
     assert "value state 'account' (count int64, amount int64)" in text
@@ -113,7 +113,7 @@ def test_another_uid_is_refused_and_told_the_old_one(spark: SparkSession, tmp_pa
     renamed = Job(tmp_path, uid="order")
     text = renamed.fail(renamed.ledger(spark, 2))
     assert "at batch 1 the query also has an operator 'orders', which this start lacks" in text
-    assert "Was the uid changed? Use 'orders'" in text
+    assert "If the uid was changed, use 'orders'" in text
     job.run(job.ledger(spark, 2))
 
     job.require_exact()

@@ -154,18 +154,18 @@ def test_the_conversions_that_spark_allows_and_that_lose_something(session: Spar
 @pytest.mark.parametrize(
     ("own", "wanted", "message"),
     [
-        ("bigint", "int", "column 'value_x' is bigint, and the state's is int. .*Cast it yourself"),
-        ("array<double>", "array<float>", "column 'value_x.element' is double, and the state's is float"),
+        ("bigint", "int", "column 'value_x' is bigint, but the state's is int. .*Cast it yourself"),
+        ("array<double>", "array<float>", "column 'value_x.element' is double, but the state's is float"),
         ("map<string,int>", "map<string,smallint>", "column 'value_x.value' is int"),
         ("map<timestamp,int>", "map<date,int>", "column 'value_x.key' is timestamp"),
-        ("struct<a:int>", "struct<a:int,b:int>", "column 'value_x' has no field 'b', and the state's has one"),
+        ("struct<a:int>", "struct<a:int,b:int>", "column 'value_x' has no field 'b', but the state's has one"),
         ("struct<count:int>", "struct<cuont:int>", "has no field 'cuont', .* Did you mean 'count'"),
         ("struct<A:int>", "struct<a:int>", "has no field 'a', .* Did you mean 'A'"),
-        ("struct<a:int,b:int>", "struct<b:int>", "column 'value_x' has a field 'a', and the state's has none"),
+        ("struct<a:int,b:int>", "struct<b:int>", "column 'value_x' has a field 'a', but the state's has none"),
         ("array<struct<s:struct<a:int>>>", "array<struct<s:struct<b:int>>>", "'value_x.element.s' has no field 'b'"),
-        ("struct<a:int,a:int>", "struct<a:int>", "has two fields 'a', and the state's has one"),
-        ("array<int>", "int", "is array<int>, and the state's is int"),
-        ("string collate UTF8_LCASE", "string", "is string collate UTF8_LCASE, and the state's is string"),
+        ("struct<a:int,a:int>", "struct<a:int>", "has two fields 'a', but the state's has one"),
+        ("array<int>", "int", "is array<int>, but the state's is int"),
+        ("string collate UTF8_LCASE", "string", "is string collate UTF8_LCASE, but the state's is string"),
     ],
 )
 def test_what_does_not_fit_is_named(own: str, wanted: str, message: str) -> None:

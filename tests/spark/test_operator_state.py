@@ -375,7 +375,7 @@ class OddType(Show):
         (lambda df: {"processor": DeclaredTwice()}, ["'seen' is declared twice"]),
         (lambda df: {"processor": OddType()}, ["map key of state 'seen'", "cannot be a key"]),
         (lambda df: {"broadcast": df}, ["has no processBroadcast method"]),
-        (lambda df: {"broadcast": df.sparkSession.readStream.format("rate").load()}, ["a batch one, broadcast a str"]),
+        (lambda df: {"broadcast": df.sparkSession.readStream.format("rate").load()}, ["but broadcast is a streaming"]),
         (lambda df: {"outputMode": "sometimes"}, ["'sometimes'", "'append'"]),
         (lambda df: {"df": 5}, ["takes a DataFrame, not int"]),
     ],

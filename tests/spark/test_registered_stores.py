@@ -108,7 +108,7 @@ def test_a_start_whose_first_task_could_not_claim_remembers_that_it_tried(
         query.awaitTermination()
     error = statelog.error_of(query)
     assert isinstance(error, FencedError), error
-    assert "since this one first tried to" in error.message
+    assert "since this run first tried to" in error.message
 
 
 class Count(StatefulProcessor):

@@ -93,7 +93,7 @@ def test_a_stopped_query_is_saved_and_gone_on_from_with_another_parallelism(
     restored = json.loads(capsys.readouterr().out)
     assert (restored["next_batch"], restored["query_id"] != saved.query_id) == (5, True)
     assert main(["restore", str(target), str(other.checkpoint)]) == 1
-    assert "holds a checkpoint of a Spark query already" in capsys.readouterr().err
+    assert "already holds a checkpoint of a Spark query" in capsys.readouterr().err
     job.add(orders[5:])
     other.run(other.ledger(spark, 5))
     job.run(job.ledger(spark, 3))
@@ -382,12 +382,12 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
     assert statelog.savepoint(job.checkpoint, target, batch=10).batch == 10
     with pytest.raises(ConfigurationError, match="is not empty"):
         statelog.savepoint(job.checkpoint, target)
-    with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
+    with pytest.raises(ConfigurationError, match="already holds a checkpoint of a Spark query"):
         statelog.restore(target, job.checkpoint)
     with pytest.raises(ConfigurationError, match="holds no savepoint") as missing:
         statelog.restore(tmp_path / "nowhere", tmp_path / "new")
     assert missing.value.kind is ErrorKind.CHECKPOINT_MISSING
-    with pytest.raises(ConfigurationError, match="holds state already"):
+    with pytest.raises(ConfigurationError, match="already holds state"):
         statelog.restore(target, tmp_path / "new", location=str(job.checkpoint / "statelog"))
     stopped = job.start(job.ledger(spark, 1))
     stopped.awaitTermination()

@@ -64,12 +64,12 @@ def test_a_state_may_change_its_fields(spark: SparkSession, tmp_path: Path, tabl
 
     job.add([[{"user": user, "count": 0, "name": "x"} for user in ("both", *(f"only in {n}" for n in range(4)))]])
     for schema, message in {
-        "name int": "field 'name' of value state 'profile' is string in the location, and the processor declares int32",
+        "name int": "field 'name' of value state 'profile' is string in the location, but the processor declares int32",
         "count int": "field 'count' of value state 'profile' is int64 in the location",
     }.items():
         failure = job.fail(plan(schema))
         assert message in failure
-        assert "declare a field of another name" in failure
+        assert "declare a field with another name" in failure
 
     job.run(plan("count double, name string"))
     assert [[user, json.loads(before)] for user, before in job.results()[4]] == [

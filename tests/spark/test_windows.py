@@ -290,13 +290,13 @@ def test_mistakes_are_told_before_the_query_starts(spark: SparkSession, tmp_path
     batch = statelog.key_by(spark.read.schema(SCHEMA).json(str(tmp_path / "input")), "user")
     mistakes: list[tuple[Callable[[], Any], str]] = [
         (lambda: statelog.key_by(stream, "user").window(minute), "need a watermark.*withWatermark"),
-        (lambda: marked.window(minute, time_column="n"), "time_column is 'n', but the watermark is of column 'time'"),
+        (lambda: marked.window(minute, time_column="n"), "time_column is 'n', but column 'time' has the watermark"),
         (lambda: batch.window(minute), "need a time column.*time_column"),
         (lambda: batch.window(minute, "ProcessingTime"), "the DataFrame is a batch"),
         (lambda: marked.window(minute, "None"), "timeMode is 'None'"),
         (lambda: marked.window(minute, "Sometime"), "timeMode is 'Sometime'"),
         (lambda: marked.window(minute, "ProcessingTime", "time"), "in event time only"),
-        (lambda: marked.window(statelog.CountWindows(1), "EventTime"), "nothing to do with time"),
+        (lambda: marked.window(statelog.CountWindows(1), "EventTime"), "do not depend on time"),
         (
             lambda: statelog.key_by(stream, "user", watermark=statelog.Watermark("at")).window(minute),
             "'at', which is not a timestamp column",

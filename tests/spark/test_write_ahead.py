@@ -207,6 +207,6 @@ def test_mistakes_are_refused(spark: SparkSession, tmp_path: Path) -> None:
         (rows.dropDuplicates(["user"]), "Deduplicate"),
         (rows.join(job.read(spark), "user"), "Join"),
     ]:
-        with pytest.raises(ConfigurationError, match=f"stateful operator of Spark's \\({kind}\\)"):
+        with pytest.raises(ConfigurationError, match=f"stateful operator of Spark \\({kind}\\)"):
             statelog.write_ahead(df, sink)
     statelog.write_ahead(rows.join(static.groupBy("user").count(), "user"), sink)

@@ -124,7 +124,7 @@ def test_without_a_name_no_profile_is_used(
     ("config", "reason"),
     [
         ("", r"The config profile \(work\) could not be found"),
-        ("[profile work]\nregion = eu-work-1\n", "it leads to no credentials"),
+        ("[profile work]\nregion = eu-work-1\n", "it provides no credentials"),
         ("[profile work]\naws_access_key_id = key\n", "missing: aws_secret_access_key"),
         ("[profile work]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = nobody\n", '"nobody".*does not exist'),
         ("[profile work\n", "Unable to parse config file"),
@@ -166,7 +166,7 @@ def test_a_service_of_credentials_that_is_out_of_reach_may_come_back(
     monkeypatch.setenv("AWS_PROFILE", "work")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(StorageError, match="gives no credentials: .*Could not connect") as raised:
+    with pytest.raises(StorageError, match="provides no credentials: .*Could not connect") as raised:
         open_store("s3://bucket/folder").read("x")
     assert raised.value.kind is ErrorKind.STORE_UNAVAILABLE
     assert raised.value.is_transient
@@ -193,7 +193,7 @@ def test_the_role_of_a_profile_is_taken(
     assert given_until - datetime.now(UTC) < timedelta(minutes=10), "as long as botocore promises"
     monkeypatch.setenv("AWS_REGION", "eu-another-1")
     service.say(403, "AccessDenied", "not allowed to assume the role")
-    with pytest.raises(StorageError, match="AWS_PROFILE names gives no credentials: .*AssumeRole") as raised:
+    with pytest.raises(StorageError, match="AWS_PROFILE names provides no credentials: .*AssumeRole") as raised:
         open_store("s3://bucket/folder").read("x")
     assert raised.value.kind is ErrorKind.STORE_FAILED
     assert "very-secret" not in str(raised.value)

@@ -183,7 +183,7 @@ def test_without_a_token_kerberos_is_explained(kerberos: Path, monkeypatch: pyte
     with pytest.raises(ConfigurationError, match="has no delegation token for hdfs://cluster"):
         open_store("hdfs://cluster/a").list()
     monkeypatch.delenv("HADOOP_TOKEN_FILE_LOCATION")
-    with pytest.raises(ConfigurationError, match="hdfs://cluster asks for Kerberos"):
+    with pytest.raises(ConfigurationError, match="hdfs://cluster requires Kerberos"):
         open_store("hdfs://cluster/a").put("x", b"1")
 
 
@@ -253,7 +253,7 @@ def remote(exception: str, message: str) -> bytes:
         (403, remote("InvalidToken", "token (owner=a) is expired"), ErrorKind.STORE_FAILED, "still valid"),
         (403, remote("StandbyException", "not in standby"), ErrorKind.STORE_UNAVAILABLE, "active"),
         (403, remote("RetriableException", "Server is too busy"), ErrorKind.STORE_BUSY, "fewer requests"),
-        (500, b"", ErrorKind.STORE_UNAVAILABLE, "If it persists"),
+        (500, b"", ErrorKind.STORE_UNAVAILABLE, "If this persists"),
         (403, remote("IOException", "could only be written to 0 of the 1 minReplication nodes.\n\tat a.b(C.java:1)"),
          ErrorKind.STORE_UNAVAILABLE, "DataNodes"),
         (400, remote("IllegalArgumentException", "Invalid value"), ErrorKind.STORE_FAILED, "docs/hdfs.md"),

@@ -537,7 +537,7 @@ def test_open_store(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("location", ["webhdfs:/x", "dbfs:/x", "memory:", "s3n://bucket/x", "https://host/x"])
 def test_other_schemes_are_not_supported(location: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"not supported\. Hint: Supported are: a directory.*s3://.*gs://"
+        ConfigurationError, match=r"not supported\. Hint: Supported locations: a directory.*s3://.*gs://"
     ) as raised:
         open_store(location)
     assert raised.value.kind == ErrorKind.UNSUPPORTED_FEATURE

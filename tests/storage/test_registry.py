@@ -82,7 +82,7 @@ def test_requests_of_a_registered_store_are_repeated(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_asked_for_where_one_is_needed() -> None:
-    with pytest.raises(ConfigurationError, match="is not in a file system of this host, and a directory is needed"):
+    with pytest.raises(ConfigurationError, match="is not in a file system of this host, but a directory is required"):
         local_path("kept:/a")
 
 

@@ -39,7 +39,7 @@ class SmallStore(Store):
 def test_it_writes_whole_objects() -> None:
     store = SmallStore()
     assert not store.can_append
-    with pytest.raises(StorageError, match=r"append x failed: .*SmallStore.* cannot append\. Hint: Ask can_append"):
+    with pytest.raises(StorageError, match=r"append x failed: .*SmallStore.* cannot append\. Hint: Write whole"):
         store.append("x", [b"more"], at=10)
     store.sync("x", start=0, end=10)
     store.remove_unfinished("", 7.0)

@@ -428,7 +428,7 @@ def test_progress_and_deadline_of_a_restart_include_the_table(tmp_path: Path, is
         open_slowly(local, "two", 1.0, told)
     assert failure.value.kind is ErrorKind.RESTORE_DEADLINE
     assert (
-        "operator 'op', subtask 0, batch 1: after 1.2 s its state is not restored: its runs are here, and 0.0 of"
+        "operator 'op', subtask 0, batch 1: after 1.2 s its state is not restored: its runs are here, but 0.0 of"
         in str(failure.value)
     )
 

@@ -2,7 +2,7 @@
 
 An aggregate is a monoid: an accumulator is made of each row, accumulators are merged, and a value is made of the merged
 one. So the same three functions make partial aggregates before the shuffle, merge them with the state, and merge the
-panes of a window. No function costs time per row in the interpreter, but for one hash per text that is counted.
+panes of a window. No function costs time per row in the interpreter, except for one hash per counted text.
 
 The rows of a batch on their way:
 
@@ -16,7 +16,7 @@ Words:
 - kernel: the three functions of one aggregate, for a column of one type.
 - accumulator: the stored form of an aggregate of some rows, one or more columns.
 - partial aggregate: the accumulator of a key's rows in one task, before the shuffle.
-- sketch: an accumulator of bounded size, from which a value follows about.
+- sketch: an accumulator of bounded size, from which an approximate value follows.
 - group: the rows that are reduced to one.
 - stored form: an input value as state holds it, with timestamps as microseconds.
 

@@ -151,7 +151,7 @@ def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType, *, ansi
         accumulator += [StructField(stored_name(name, suffix), kind) for suffix, kind in bound.accumulator]
         result.append(StructField(name, bound.result))
     if not result:
-        raise ConfigurationError("agg takes at least one aggregate.", hint="For example statelog.Count().")
+        raise ConfigurationError("agg takes at least one aggregate.", hint="Pass one, such as statelog.Count().")
     return Accumulators(
         StructType(accumulator), StructType(result), any(one.depends_on_arrival for one in aggregates), parts
     )
@@ -172,7 +172,7 @@ def value_details(aggregates: Sequence[Aggregate], result: StructType) -> dict[s
 
 
 def column_types(aggregates: Sequence[Aggregate], schema: StructType) -> dict[str, str]:
-    """For each value whose accumulator does not tell the types of its columns, the types, as text.
+    """For each value whose accumulator does not show the types of its columns, the types, as text.
 
     A sketch of hashes has the widest type whose values have the same hashes, see
     :func:`statelog.aggregates.hyperloglog.value_hashes`. Integers and timestamps are stored alike.
@@ -217,7 +217,7 @@ def resolved(aggregate: Aggregate, schema: StructType, *, is_case_sensitive: boo
     if not isinstance(aggregate, Aggregate):
         raise ConfigurationError(
             f"agg takes aggregates such as statelog.Sum('amount'), not {aggregate!r:.80}.",
-            hint="For a function of your own use aggregate().",
+            hint="For your own function, use aggregate().",
         )
     names = {"column": aggregate.column, "by": aggregate.ordered_by}
     if aggregate.column is None and isinstance(aggregate, Count):

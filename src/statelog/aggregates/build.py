@@ -46,7 +46,7 @@ class KeyedDefinition:
     ansi: bool
     """Whether the session is in ANSI mode."""
     is_case_sensitive: bool = True
-    """Whether the session tells names of columns apart by case."""
+    """Whether the session distinguishes names of columns by case."""
 
     @property
     def others(self) -> list[int]:
@@ -125,7 +125,7 @@ def plan_top(
 def plan_deduplication(definition: KeyedDefinition, ttl: Duration | Ttl | None, delay_ms: int | None) -> KeyedPlan:
     """Plan the first row of each key; `delay_ms` is that of the watermark within which it is the only one."""
     if delay_ms is not None and ttl is not None:
-        raise ConfigurationError("dedup: within the watermark the ttl is the watermark's delay.", hint="Leave ttl out.")
+        raise ConfigurationError("dedup: with within_watermark, the ttl is the watermark's delay.", hint="Omit ttl.")
     lifetime = _lifetime(definition, "dedup", Ttl(max(1, delay_ms), "event") if delay_ms is not None else ttl)
     if lifetime is not None and not definition.is_streaming:
         lifetime = None
@@ -150,7 +150,7 @@ def _planned(
     doubled = [name for name in output.names if output.names.count(name) > 1]
     if doubled:
         raise ConfigurationError(
-            f"{method}: two output columns are named {doubled[0]!r}: they are {', '.join(output.names)}.",
+            f"{method}: two output columns are named {doubled[0]!r}; the columns are {', '.join(output.names)}.",
             hint="Name an aggregate with .alias(name), or as the argument's name; rename a column of the input.",
         )
     codecs = ColumnCodecs(
@@ -199,15 +199,15 @@ def _completion(definition: KeyedDefinition, method: str, output_mode: str, ttl:
     if key_time is not None and lifetime is not None:
         raise ConfigurationError(
             f"{method}: a key is complete when the watermark passes its {definition.event_time!r}, so a ttl has no"
-            " meaning.",
-            hint="Leave ttl out, or group by other columns.",
+            " effect.",
+            hint="Omit ttl, or group by other columns.",
         )
     if not definition.is_streaming:
         return Completion()
     if output_mode == "append" and lifetime is None and key_time is None:
         raise ConfigurationError(
-            f"{method}: in outputMode 'append' a key is returned once it is complete, and nothing says when that is.",
-            hint="Give a ttl, the time after its last row; group by the column with the watermark; or use 'update'.",
+            f"{method}: in outputMode 'append', a key is returned when it is complete, but nothing says when that is.",
+            hint="Pass a ttl, the time after its last row; group by the column with the watermark; or use 'update'.",
         )
     return Completion(lifetime, key_time, output_mode == "append")
 
@@ -217,10 +217,10 @@ def _lifetime(definition: KeyedDefinition, method: str, ttl: object) -> Ttl | No
         return None
     lifetime = ttl if isinstance(ttl, Ttl) else Ttl(in_milliseconds(ttl, f"{method}: ttl", most=LAST_MS))
     if lifetime.renew_on_read:
-        raise ConfigurationError(f"{method}: renew_on_read has no meaning: keys are read with rows only.")
+        raise ConfigurationError(f"{method}: renew_on_read has no effect: keys are read with rows only.")
     if lifetime.domain is TimeDomain.EVENT and definition.is_streaming and definition.event_time is None:
         raise ConfigurationError(
-            f"{method}: the ttl is in event time, and the input has no watermark.",
+            f"{method}: the ttl is in event time, but the input has no watermark.",
             hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=.",
         )
     return lifetime
@@ -289,7 +289,7 @@ class PartialAggregates:
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Reduce the rows of a task, in parts of bounded size.
 
-        Whether it is worth it is decided by the first part. So a retry on the same rows returns the same.
+        The first part decides whether this is worthwhile. So a retry on the same rows returns the same.
         """
         part: list[pa.RecordBatch] = []
         size_bytes, combines = 0, None
@@ -369,7 +369,7 @@ def _newest(rows: pa.RecordBatch, event_time: EventTime, groups: Groups) -> pa.A
 def _is_worth_it(hashes: Hashes) -> bool:
     """Whether rows have so few distinct keys that reducing them costs less than it saves, from two samples.
 
-    A sample of the keys, all rows of one in sixteen, tells how many rows a key has; a sample of the rows, always the
+    A sample of the keys, all rows of one in sixteen, shows how many rows a key has; a sample of the rows, always the
     same, finds the hottest keys, which the first may miss.
     """
     of_keys = hashes[hashes % np.uint64(_SAMPLE) == 0]

@@ -150,7 +150,7 @@ class Aggregate(ABC):
         Raises
         ------
         ConfigurationError
-            If it has none: Count, Sum, Min, Max and Mean have.
+            If it has none; Count, Sum, Min, Max and Mean have one.
         """
         raise ConfigurationError(
             f"{self} cannot be a state's function.", hint="Use Count, Sum, Min, Max or Mean, or write a function."
@@ -295,8 +295,8 @@ class _OfOneRow(Aggregate):
 class First(_OfOneRow):
     """The value of the first row, null or not.
 
-    The first row is the one with the least value of the column `by`; rows where that is null do not count. Without `by`
-    it is the row with the least event time in windows that have one, and otherwise the first row to arrive.
+    The first row is the one with the least value of the column `by`; rows where that is null do not count. Without
+    `by`, it is the row with the least event time in windows that have one, and otherwise the first row to arrive.
     """
 
 
@@ -305,7 +305,7 @@ class Last(_OfOneRow):
     """The value of the last row, null or not.
 
     The last row is the one with the greatest value of the column `by`; rows where that is null do not count. Without
-    `by` it is the row with the greatest event time in windows that have one, and otherwise the last row to arrive.
+    `by`, it is the row with the greatest event time in windows that have one, and otherwise the last row to arrive.
     """
 
 
@@ -336,7 +336,7 @@ class CountDistinct(Aggregate):
 
 @dataclass(frozen=True)
 class ApproxCountDistinct(Aggregate):
-    """Number of different values that are not null, about, by HyperLogLog.
+    """Approximate number of different values that are not null, by HyperLogLog.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ class ApproxCountDistinct(Aggregate):
     name : str
         Name of the output column.
     rsd : float
-        The relative standard deviation of the result, 0.0025 to 0.25. One value in 20 is off by more than twice as
+        The relative standard deviation of the result, 0.0025 to 0.25. One result in 20 is off by more than twice as
         much. The state of a key takes up to ``(1.04 / rsd) ** 2`` bytes, rounded up to a power of two: 512 bytes for
         0.05, 16 kB for 0.01.
     """
@@ -365,11 +365,11 @@ class ApproxCountDistinct(Aggregate):
 class Quantiles(Aggregate):
     """The values below which given fractions of the values lie, as an array of doubles; null if there are no values.
 
-    Nulls do not count; NaN is greater than all numbers. Of up to `compression` values of a key the quantile of f is
-    exact: the least value with at least f of the values up to it, as in Spark's ``percentile_approx``. Of more values
-    it is one of them, and the quantile of a fraction that is off by ``20 / compression * f * (1 - f)`` at most, and
-    by one value. For compression 200 this is 0.025 for the median and 0.001 for f = 0.99. It holds for all values, in
-    any order.
+    Nulls do not count; NaN is greater than all numbers. With up to `compression` values of a key, the quantile of f
+    is exact: the least value with at least f of the values up to it, as in Spark's ``percentile_approx``. With more
+    values, the result is one of them, and the quantile of a fraction that is off by at most
+    ``20 / compression * f * (1 - f)``, and by one value. For compression 200 this is 0.025 for the median and 0.001 for
+    f = 0.99. This holds for all values, in any order.
 
     Parameters
     ----------
@@ -380,7 +380,7 @@ class Quantiles(Aggregate):
     name : str
         Name of the output column.
     compression : int
-        20 to 2000. The state of a key takes some 20 to 80 times as many bytes.
+        From 20 to 2000. The state of a key takes some 20 to 80 times as many bytes.
     """
 
     fractions: tuple[float, ...] = ()
@@ -401,7 +401,9 @@ class Quantiles(Aggregate):
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         self._require(kind, _NUMBERS, "a number")
         if not isinstance(self.fractions, tuple) or not self.fractions:
-            raise ConfigurationError(f"{self}: fractions is {self.fractions!r:.80}.", hint="For example [0.5, 0.99].")
+            raise ConfigurationError(
+                f"{self}: fractions is {self.fractions!r:.80}.", hint="Pass numbers from 0 to 1, such as [0.5, 0.99]."
+            )
         for fraction in self.fractions:
             _require_number(self, "a fraction", fraction, 0, 1)
         if not isinstance(self.compression, int):

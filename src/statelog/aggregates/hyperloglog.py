@@ -27,7 +27,7 @@ from statelog.runs.byte_slices import is_variable
 from statelog.runs.key_groups import Hashes
 
 DEFAULT_RSD: Final = 0.05
-"""The relative standard deviation of counts, unless another is asked for."""
+"""The relative standard deviation of counts, unless another is requested."""
 _SUBJECT: Final = "ApproxCountDistinct"
 _INDEX_BITS: Final = 26
 _REST_BITS: Final = 64 - _INDEX_BITS
@@ -54,7 +54,7 @@ def lg_k_of(rsd: float) -> int:
 
 
 class HyperLogLogKernel(Kernel):
-    """Number of different values, about; they are counted by 2^lg_k registers."""
+    """Approximate number of different values, counted with 2^lg_k registers."""
 
     def __init__(self, lg_k: int) -> None:
         self._lg_k = lg_k
@@ -102,7 +102,7 @@ class HyperLogLogKernel(Kernel):
         other = pc.binary_length(bodies).to_numpy() != self._size
         if other.any():
             raise CorruptionError(
-                f"The stored state of {_SUBJECT} has {len(bodies[int(other.argmax())].as_py())} registers, and rsd asks"
+                f"The stored state of {_SUBJECT} has {len(bodies[int(other.argmax())].as_py())} registers, but rsd asks"
                 f" for {self._size}.",
                 kind=ErrorKind.FORMAT,
                 hint="Leave rsd as it was, or give the aggregate another name.",

@@ -26,7 +26,7 @@ Columns = list[pa.Array]
 
 MAX_PRECISION: Final = 38
 SUM_DIGITS: Final = 10
-"""Digits that the sum of decimals has more than they have."""
+"""How many more digits the sum of decimals has than the decimals."""
 MEAN_DIGITS: Final = 4
 OVERFLOWED: Final = "overflowed"
 """The field of a sum of decimals that says whether it has not fitted its type."""
@@ -103,8 +103,8 @@ class SumKernel(Kernel):
 class DecimalSumKernel(Kernel):
     """Sum of decimals, and whether it has not fitted its type; then it stays null, whatever comes.
 
-    Only the sum of the values that are reduced together has to fit, not that of the first few of them. `ansi` makes one
-    that does not an error.
+    Only the sum of the values that are reduced together has to fit, not that of the first few of them. With `ansi`, a
+    sum that does not fit is an error.
     """
 
     def __init__(self, kind: pa.DataType, *, ansi: bool) -> None:
@@ -147,7 +147,7 @@ class MeanKernel(Kernel):
 class DecimalMeanKernel(Kernel):
     """Sum of decimals and number of values; a sum that has not fitted its type is null, and stays so.
 
-    `ansi` makes a sum or a mean that does not fit an error; otherwise the mean is null.
+    With `ansi`, a sum or a mean that does not fit is an error; otherwise the mean is null.
     """
 
     def __init__(self, kind: pa.DataType, result: pa.DataType, *, ansi: bool) -> None:

@@ -21,7 +21,7 @@ MAX_LIST_BYTES: Final = 64 << 20
 
 
 class ListTooLarge(ProcessorError):
-    """The values of a group take more bytes than they may."""
+    """The values of a group take more bytes than allowed."""
 
     default_kind = ErrorKind.TOO_LARGE
 
@@ -95,7 +95,7 @@ class DistinctKernel(ListKernel):
 
 
 class TopKernel(ListKernel):
-    """The first `size` values by order, the greatest first; of values of one order those that came first.
+    """The first `size` values by order, the greatest first; of values with the same order, those that came first.
 
     A value is a struct whose first field is its order.
     """

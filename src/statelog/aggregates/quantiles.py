@@ -26,7 +26,7 @@ from statelog.errors import CorruptionError, ErrorKind
 from statelog.operators.keyed.indexing import Int64s
 
 DEFAULT_COMPRESSION: Final = 200
-"""The number of values that are kept exactly, unless another is asked for."""
+"""The number of values that are kept exactly, unless another is requested."""
 ERROR: Final = 20
 """A quantile of f is one of a fraction that is off by this, divided by the compression, times f (1 - f), at most."""
 _SUBJECT: Final = "Quantiles"
@@ -65,7 +65,7 @@ class Summary:
             raise CorruptionError(
                 f"The stored state of {_SUBJECT} has {len(body)} bytes that are not a summary of values.",
                 kind=ErrorKind.FORMAT,
-                hint="Did a newer statelog write it? Use that version, or one that is newer still.",
+                hint="If a newer statelog wrote it, use that version or a later one.",
             )
         count = (len(body) - 1) // (_VALUE.itemsize + 2 * width)
         values = np.frombuffer(body, _VALUE, count, 1).astype(np.float64)

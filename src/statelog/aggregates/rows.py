@@ -28,7 +28,7 @@ _ROWS_FIELD: Final = "rows"
 
 @dataclass(frozen=True)
 class LatestRow:
-    """The row of each key with the greatest value of a column; of several the last to arrive. Nulls are least."""
+    """The row of each key with the greatest value of a column; of several, the last to arrive. Nulls are least."""
 
     schema: StructType
     """The columns of the input but for the key."""

@@ -161,5 +161,5 @@ def _unknown(subject: str, found: str) -> CorruptionError:
     return CorruptionError(
         f"The stored state of {subject} begins with {found}; this statelog reads version {VERSION}.",
         kind=ErrorKind.FORMAT,
-        hint="Did a newer statelog write it? Use that version, or one that is newer still.",
+        hint="If a newer statelog wrote it, use that version or a later one.",
     )

@@ -43,7 +43,7 @@ class ArrowBatch:
     rows: pa.Table
     """All columns of the rows, in order of arrival."""
     key_index: Int64s
-    """For each row the position of its key in `keys`, shape (rows,)."""
+    """For each row, the position of its key in `keys`, shape (rows,)."""
     times: TimerValues
     """The batch's processing time and watermark."""
 
@@ -55,7 +55,7 @@ class ArrowTimers:
     keys: pa.RecordBatch
     """The grouping columns, a row for each distinct key."""
     key_index: Int64s
-    """For each timer the position of its key in `keys`, ascending."""
+    """For each timer, the position of its key in `keys`, ascending."""
     times_ms: Int64s
     """The timers' times, milliseconds since the Unix epoch; ascending within a key."""
     times: TimerValues
@@ -67,30 +67,30 @@ class ArrowEntries:
     """Elements of lists, or entries of maps, of many keys."""
 
     key_index: Int64s
-    """For each the position of its key, ascending."""
+    """For each element or entry, the position of its key, ascending."""
     map_keys: pa.RecordBatch | None
-    """The map's keys; None of a list."""
+    """The map's keys; None for a list."""
     values: pa.RecordBatch
 
 
 class ArrowProcessor(ABC):
     """Base class of processors that take the rows of many keys at once, as Arrow columns.
 
-    The order of calls in a batch is :meth:`init`, then :meth:`process` for the rows, in parts of at most some hundred
-    thousand keys, each of which has all rows of its keys, then :meth:`fire` for the due timers, then :meth:`close`.
-    A key comes in one call of each method only. States are read and written with arrays, whose positions are those of
-    the call's `keys`; outside of these two methods they cannot be used.
+    In each batch, :meth:`init` is called first, then :meth:`process` for the rows, in parts of at most some hundred
+    thousand keys, then :meth:`fire` for the due timers, then :meth:`close`. Each part has all rows of its keys, so a
+    key occurs in only one call of each method. States are read and written with arrays whose positions are those of
+    the call's `keys`. States can be used only in :meth:`process` and :meth:`fire`.
     """
 
     def init(self, handle: Any) -> None:  # noqa: B027 - nothing by default
         """Declare the states, with an :class:`ArrowHandle`.
 
-        It is called when the query is built, and at the start of each batch in each subtask.
+        This method is called when the query is built, and at the start of each batch in each subtask.
         """
 
     @abstractmethod
     def process(self, batch: ArrowBatch) -> Returned:
-        """Take the rows of some keys.
+        """Process the rows of some keys.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class ArrowProcessor(ABC):
         """
 
     def fire(self, timers: ArrowTimers) -> Returned:  # noqa: B027 - no timers by default
-        """Take the due timers of some keys, which are deleted already; returns output rows like :meth:`process`."""
+        """Process the due timers of some keys, which are already deleted; returns output rows like :meth:`process`."""
 
     def close(self) -> None:  # noqa: B027 - nothing by default
         """End the batch."""
@@ -135,14 +135,14 @@ class ArrowValueState:
         values : pyarrow.RecordBatch, pyarrow.Table, or mapping of str to array
             The columns of the state by name.
         keys : array of int, optional
-            The positions of the keys that get these values; of several values of a key the last counts. By default the
-            values are those of all keys, in their order.
+            The positions of the keys that get these values; if a key gets several values, the last one counts. By
+            default, the values are for all keys, in their order.
 
         Raises
         ------
         ProcessorError
-            If columns or fields of structs are missing or unknown, columns have another length or do not fit their
-            types, or a position is not an integer or not that of a key.
+            If columns or fields of structs are missing or unknown, columns have the wrong length or do not fit their
+            types, or a position is not an integer or not the position of a key.
         """
         subject = f"state '{self._name}'"
         positions = None if keys is None else _positions(keys, self._state.key_count, subject)
@@ -150,7 +150,7 @@ class ArrowValueState:
         self._state.write(_columns(values, self._schema, count, subject), positions)
 
     def clear(self, keys: Sequence[int] | Int64s | None = None) -> None:
-        """Remove the values of some keys, given by position, or of all."""
+        """Remove the values of some keys, given by position, or of all keys."""
         self._state.clear(_positions_or_all(keys, self._state.key_count, f"state '{self._name}'"))
 
 
@@ -172,7 +172,7 @@ class _EntryState:
         return ArrowEntries(found.key_index, map_keys, pa.RecordBatch.from_arrays(found.values, schema=self._schema))
 
     def clear(self, keys: Sequence[int] | Int64s | None = None) -> None:
-        """Remove the elements or entries of some keys, given by position, or of all."""
+        """Remove the elements or entries of some keys, given by position, or of all keys."""
         self._state.clear(_positions_or_all(keys, self._state.key_count, f"state '{self._name}'"))
 
     def _owners(self, key_index: Sequence[int] | Int64s) -> Int64s:
@@ -200,9 +200,9 @@ class ArrowMapState(_EntryState):
     def range(self, first: Sequence[Any] | None = None, end: Sequence[Any] | None = None) -> ArrowEntries:
         """The entries of all keys from one map key up to, not including, another, in order of key and map key.
 
-        A bound is a tuple, and may have only the first fields of a map key; None is no bound. Of keys with many entries
-        no others are read. Raises ProcessorError if a value does not fit its field, or if map keys have fields of types
-        without an order here, such as text.
+        A bound is a tuple, and may have only the first fields of a map key; None means no bound. For keys with many
+        entries, only the entries in the range are read. Raises ProcessorError if a value does not fit its field, or if
+        map keys have fields whose types have no order here, such as text.
         """
         return self._shown(self._state.between(first, end))
 
@@ -212,7 +212,7 @@ class ArrowMapState(_EntryState):
         self._state.put(owners, self._entries(map_keys, len(owners)), self._columns(values, len(owners)))
 
     def remove(self, key_index: Sequence[int] | Int64s, map_keys: Values) -> None:
-        """Remove an entry for each position in `key_index`; nothing happens where there is none."""
+        """Remove an entry for each position in `key_index`; entries that do not exist are ignored."""
         owners = self._owners(key_index)
         self._state.remove(owners, self._entries(map_keys, len(owners)))
 
@@ -253,11 +253,11 @@ class ArrowHandle:
         self._timers.register(*_timers_at(self._timers, key_index, times_ms))
 
     def deleteTimers(self, key_index: Sequence[int] | Int64s, times_ms: Sequence[int] | Int64s) -> None:
-        """Delete a timer for each position in `key_index`; nothing happens where there is none."""
+        """Delete a timer for each position in `key_index`; timers that do not exist are ignored."""
         self._timers.delete(*_timers_at(self._timers, key_index, times_ms))
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Delete a state of an earlier version of the processor; allowed in ``init`` only."""
+        """Delete a state of an earlier version of the processor; allowed only in ``init``."""
         self._handle.deleteIfExists(stateName)
 
     def countLateRows(self, rows: int) -> None:
@@ -344,9 +344,9 @@ def _columns(
     """Columns by name in the types of a schema; raises ProcessorError if they do not fit."""
     if not isinstance(values, pa.RecordBatch | pa.Table | Mapping):
         raise ProcessorError(
-            f"{subject} takes columns by name, and got {type(values).__name__}.",
+            f"{subject} takes columns by name, but got {type(values).__name__}.",
             kind=kind,
-            hint="Give a pyarrow.RecordBatch, a pyarrow.Table, or a dict of arrays.",
+            hint="Pass a pyarrow.RecordBatch, a pyarrow.Table, or a dict of arrays.",
         )
     names, given = (
         (list(values), list(values.values())) if isinstance(values, Mapping) else (values.schema.names, values.columns)
@@ -368,16 +368,16 @@ def _columns(
             ) from error
         if len(array) != count:
             raise ProcessorError(
-                f"{owner} has {len(array):,} values, and there are {count:,} keys or rows.",
+                f"{owner} has {len(array):,} values, but there are {count:,} keys or rows.",
                 kind=kind,
-                hint="Give one value for each.",
+                hint="Pass one value for each.",
             )
         columns.append(array)
     return columns
 
 
 def _array(column: Any) -> pa.Array:
-    """A column as an Arrow array, which a later change of the column does not reach."""
+    """A column as an Arrow array, which later changes of the column do not affect."""
     if isinstance(column, pa.ChunkedArray):
         return column.combine_chunks()
     if isinstance(column, pa.Array):
@@ -391,9 +391,9 @@ def _require_same_names(
     """Refuse names that are not the wanted ones, each once, in any order."""
     if sorted(map(str, given)) != sorted(wanted):
         raise ProcessorError(
-            f"{subject} takes the {plural} {', '.join(wanted)}, and got {', '.join(map(str, given)) or 'none'}.",
+            f"{subject} takes the {plural} {', '.join(wanted)}, but got {', '.join(map(str, given)) or 'none'}.",
             kind=kind,
-            hint="Give each of them, by name.",
+            hint="Pass each of them by name.",
         )
 
 
@@ -425,7 +425,7 @@ def _positions(given: Sequence[int] | Int64s, count: int, subject: str) -> Int64
     outside = (positions < 0) | (positions >= count)
     if outside.any():
         raise ProcessorError(
-            f"{subject}: {positions[outside][0]} is given as the position of a key, and the call has {count:,} keys.",
+            f"{subject}: {positions[outside][0]} is given as the position of a key, but the call has {count:,} keys.",
             kind=ErrorKind.STATE_USAGE,
             hint=hint,
         )
@@ -443,7 +443,7 @@ def _timers_at(
         raise ProcessorError(
             f"timers: there are {len(times):,} times for {len(positions):,} positions of keys.",
             kind=ErrorKind.STATE_USAGE,
-            hint="Give one time for each position.",
+            hint="Pass one time for each position.",
         )
     beyond = times > _LAST_MS
     if beyond.any():
@@ -462,7 +462,7 @@ def _integers(given: Any, subject: str, hint: str) -> npt.NDArray[np.integer[Any
     if array.ndim == 1 and not len(array) and array.dtype != np.bool_:
         return array.astype(np.int64)
     if array.dtype == np.bool_:
-        hint = f"numpy.flatnonzero(mask) has the positions where a mask is set. {hint}"
+        hint = f"numpy.flatnonzero(mask) returns the positions at which a mask is set. {hint}"
     if array.ndim != 1 or array.dtype.kind not in "iu":
         shown = f"of type {array.dtype}, such as {array[0]!s}" if array.ndim == 1 else f"of {array.ndim} dimensions"
         raise ProcessorError(f"{subject} are an array {shown}.", kind=ErrorKind.STATE_USAGE, hint=hint)

@@ -88,9 +88,9 @@ class FrameCodecs(ProcessorCodecs):
     max_rows: int = 10_000
     """Rows per frame; 0 or less is no limit."""
     max_bytes: int = _NO_LIMIT_BYTES
-    """Bytes per frame, about."""
+    """Approximate bytes per frame."""
     keeps_integers: bool = False
-    """Whether integers keep their width, and stay integers beside nulls."""
+    """Whether integers keep their width, and stay integers next to nulls."""
 
     @classmethod
     def of(cls, setting: Callable[[str, str], object]) -> Self:

@@ -2,7 +2,7 @@
 
 The grammar is the part of Spark's ``colTypeList`` and ``dataType`` (SqlBaseParser.g4) that describes columns. Queries
 use Spark's own parser; this one is for ``statelog.testing``, which has none. Type JSON that comes from a store is
-parsed here, as Spark's own parser unpickles user-defined types, or imports the modules that they name.
+parsed here, because Spark's own parser unpickles user-defined types, or imports the modules that they name.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _Parser:
         self._require(")")
         if not 1 <= precision <= _LARGEST_PRECISION or scale > precision:
             raise ValueError(
-                f"a decimal has at most 38 digits, and not more decimals than digits: ({precision},{scale}) at"
+                f"a decimal has at most 38 digits, and no more decimal places than digits: ({precision},{scale}) at"
                 f" position {at + 1} of {self._text!r}"
             )
         return DecimalType(precision, scale)
@@ -306,7 +306,7 @@ def _type(value: Any, path: str, collations: Mapping[str, str]) -> DataType:
             item = _type(value["valueType"], _below(path, "value"), collations)
             return MapType(key, item, _flag(value["valueContainsNull"]))
         case "udt":
-            raise ValueError("a user-defined type is code, which is not taken from a store")
+            raise ValueError("a user-defined type is code, which is not loaded from a store")
         case other:
             raise ValueError(f"{other!r:.80} is not a type")
 
@@ -335,5 +335,5 @@ def _unknown(subject: str, reason: str) -> CorruptionError:
     return CorruptionError(
         f"{subject}: the description of its columns is not one of Spark's types: {reason}.",
         kind=ErrorKind.FORMAT,
-        hint="Was it written by another program, or changed since? Restore the file from a copy.",
+        hint="Another program may have written or changed it. Restore the file from a copy.",
     )

@@ -136,7 +136,7 @@ _WIDENED: Final[list[tuple[Callable[[pa.DataType], bool], pa.DataType]]] = [
 def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> pa.Array:
     """A column in the types of Spark's frames: wide numbers, and local times without a zone.
 
-    Raises ProcessorError, with `subject` as the column, for a time beyond the reach of nanoseconds.
+    Raises ProcessorError, with `subject` as the column, for a time beyond the range of nanoseconds.
     """
     kind = column.type
     if pa.types.is_nested(kind):
@@ -151,9 +151,9 @@ def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> p
                 return column.cast(wide)
             except pa.ArrowInvalid as error:
                 raise ProcessorError(
-                    f"{subject} has a time beyond pandas' nanoseconds, which reach from 1677 to 2262: {error}.",
+                    f"{subject} has a time beyond pandas' nanoseconds, which range from 1677 to 2262: {error}.",
                     kind=ErrorKind.VALUE_MISMATCH,
-                    hint="Use transformWithState, which takes rows, or leave such rows out.",
+                    hint="Use transformWithState, which takes rows, or filter out such rows.",
                 ) from error
     return column
 

@@ -1,8 +1,8 @@
 """Timestamps as datetimes without a zone: local times of the process, as everywhere in PySpark.
 
-Of two instants with one local time, `fold` marks the second. A local time that a clock leaves out is the one that it
-would have been: half past two, where the clock goes from two to three, is half past three. So says Python's
-``timestamp()``, and so does Spark.
+If two instants have the same local time, `fold` marks the second. A local time that the clock skips is moved forward by
+the gap: half past two, where the clock goes from two to three, is half past three. Python's ``timestamp()`` and Spark
+do the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UTC_EPOCH: Final = EPOCH.replace(tzinfo=datetime.UTC)
 _US: Final = datetime.timedelta(microseconds=1)
 _SECOND_US: Final = 1_000_000
 _EXACT_S: Final = 1 << 32
-"""Seconds since 1970, back and forth, up to which floating-point numbers tell microseconds apart."""
+"""Seconds before or after 1970 up to which floating-point numbers distinguish microseconds."""
 _KNOWN_ZONES: Final = (NoneType, datetime.timezone, ZoneInfo)
 _STORED: Final = pa.timestamp("us", tz="UTC")
 _DURATION: Final = pa.duration("us")
@@ -67,7 +67,7 @@ def local_times(times_us: Integers) -> list[datetime.datetime]:
 
 
 def plain_or_readable(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A conversion that leaves a datetime as it is if it never changes and makes no error in a column."""
+    """A conversion that leaves a datetime as it is if it cannot change and causes no error in a column."""
     readable = only_readable(convert)
 
     def converted(value: Any) -> Any:
@@ -112,7 +112,7 @@ def _instants_us(values: Sequence[Any]) -> Integers:
         return _instants_us(list(map(to_utc, values)))
     elif len(zones) == 1:
         [zone] = zones
-        # Between datetimes of one zone Python takes the difference of the clocks, which costs a third.
+        # Between datetimes of one zone, Python subtracts the local times, which takes a third of the time.
         times_us = _since_us(EPOCH.replace(tzinfo=zone), values)
         offset = zone.utcoffset(None)
         times_us = times_us - (_as_us(map(zone.utcoffset, values)) if offset is None else offset // _US)
@@ -128,7 +128,7 @@ def _local_instants_us(values: Sequence[datetime.datetime]) -> Integers:
         seconds = np.fromiter(map(datetime.datetime.timestamp, values), np.float64, len(values))
     except (ValueError, OverflowError):
         return _since_us(_UTC_EPOCH, list(map(to_utc, values)))
-    # The offsets of zones are whole seconds, so that rounding removes the error of floating-point numbers.
+    # The offsets of zones are whole seconds, so rounding removes the error of floating-point numbers.
     offsets_s = np.rint(clocks_us / _SECOND_US - seconds).astype(np.int64)
     times_us: Integers = clocks_us - offsets_s * _SECOND_US
     return times_us

@@ -1,4 +1,4 @@
-"""Spark's types that Spark 4.0 lacks."""
+"""Spark types that Spark 4.0 lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ except ImportError:  # Spark 4.0
 
         def __init__(self, precision: int = 6) -> None:
             raise ConfigurationError(
-                "This version of Spark has no type time.",
+                "This version of Spark has no type 'time'.",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint="Use Spark 4.1 or later, or a long with the microseconds of the day.",
             )

@@ -206,7 +206,7 @@ class FrameOutput:
                 f"{owner_of(index)} returned a frame with the columns ({', '.join(map(str, labels))}); the output"
                 f" columns are ({', '.join(names)}).",
                 kind=ErrorKind.OUTPUT_MISMATCH,
-                hint="Return frames with all of these columns, or with as many columns that have numbers for names.",
+                hint="Return frames with all of these columns, or with the same number of columns named by numbers.",
             )
         # The frame's own methods read columns this way; making a Series of each takes ten times as long.
         return [frame._get_column_array(place) for place in places]
@@ -265,7 +265,7 @@ class FrameOutput:
 class _NameWarning:
     """Warns once that the names of a row or a frame are not those of the output.
 
-    Python itself shows a warning of one text only once per process.
+    Python itself shows a warning with the same text only once per process.
     """
 
     def __init__(self, uid: str, names: list[str]) -> None:
@@ -285,7 +285,7 @@ class _NameWarning:
         found += [f"with ({', '.join(unknown)}), whose values are ignored"] if unknown else []
         warnings.warn(
             f"operator '{self._uid}': there are output rows {', and '.join(found)}. The output columns are"
-            f" ({', '.join(self._names)}); case matters.",
+            f" ({', '.join(self._names)}); their names are case-sensitive.",
             ConfigurationWarning,
             stacklevel=2,
         )
@@ -301,15 +301,15 @@ def _is_frame(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a value may be meant as a row or a frame, not as a part of one."""
+    """Whether a value is probably meant as a row or a frame, not as a part of one."""
     return isinstance(value, (tuple, list, Mapping)) or hasattr(value, "iloc")
 
 
 def _way_to_a_row(value: Any, names: str) -> str:
     if isinstance(value, Mapping):
-        return f"Yield Row(**values) of a dict with the names {names}."
+        return f"Yield Row(**values) instead of a dict, with the names {names}."
     if isinstance(value, list):
-        return f"Yield each row by itself, as a Row with the names {names} or as a tuple."
+        return f"Yield each row separately, as a Row with the names {names} or as a tuple."
     if _is_frame(value):
         return f"Yield Row objects with the names {names}, or use transformWithStateInPandas, which takes frames."
     return f"Yield Row objects with the names {names}."

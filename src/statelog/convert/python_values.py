@@ -1,7 +1,7 @@
 """Converts Python values to fields of Spark types; docs/conversions.md has the table.
 
-A conversion loses nothing, or it fails: values that Arrow would cut, round or guess never reach it. Rows, frames,
-states, map keys and outputs all go through here.
+A conversion loses nothing, or it fails: values that Arrow would cut, round or guess never reach Arrow. Rows, frames,
+states, map keys and outputs are all converted here.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def to_storage(kind: DataType, *, nan_is_null: bool = False, keeps_datetimes: bo
 
 
 def _lists_first(exact: type, all_fit: Callable[[list[Any]], bool], convert: Convert) -> Convert:
-    """A conversion that copies lists of elements that are stored as they are; all other values are for `convert`."""
+    """A conversion that copies lists whose elements are stored as they are, and passes other values to `convert`."""
     as_they_are = {exact, NoneType}
 
     def converted(value: Any) -> Any:
@@ -111,7 +111,7 @@ def _lists_first(exact: type, all_fit: Callable[[list[Any]], bool], convert: Con
 
 
 def _all_fit(kind: DataType) -> Callable[[list[Any]], bool]:
-    """A test whether all values of a list, of the type's exact class or None, can be stored."""
+    """A test of whether all values of a list, each of the type's exact class or None, can be stored."""
     code = _CODES.get(type(kind))
     if code is not None:
 
@@ -161,7 +161,7 @@ def _converter(kind: DataType, nan_is_null: bool, keeps_datetimes: bool) -> Conv
     if isinstance(kind, MapType):
         of_key = to_storage(kind.keyType, nan_is_null=nan_is_null)
         if isinstance(kind.keyType, TimestampType) and keeps_datetimes:
-            of_key = only_readable(of_key)  # not as it is: two instants with one local time would be one key
+            of_key = only_readable(of_key)  # otherwise, two instants with the same local time would be one key
         return _entries(of_key, of(kind.valueType))
     if isinstance(kind, StructType):
         return _struct(kind.names, [of(field.dataType) for field in kind])
@@ -232,7 +232,7 @@ def _float(value: Any) -> float:
     try:
         rounded: float = _FLOAT.unpack(_FLOAT.pack(number))[0]
     except OverflowError:
-        raise ValueError("it is beyond the numbers of a float") from None
+        raise ValueError("it is outside the range of a float") from None
     return rounded
 
 
@@ -422,7 +422,7 @@ def _entries(of_key: Convert, of_value: Convert) -> Convert:
             raise TypeError("it is not a dict")
         converted = {of_key(key): of_value(item) for key, item in pairs}
         if None in converted:
-            raise ValueError("a key of it is null")
+            raise ValueError("one of its keys is null")
         return converted
 
     return convert
@@ -434,7 +434,7 @@ def _struct(names: list[str], converts: list[Convert]) -> Convert:
         try:
             return dict(zip(names, map(operator.call, converts, items), strict=True))
         except (TypeError, ValueError, ArithmeticError):
-            pass  # once more, to find the field
+            pass  # converted again below, to find the field
         stored: dict[str, Any] = {}
         for name, one, item in zip(names, converts, items, strict=True):
             try:

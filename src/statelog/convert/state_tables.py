@@ -91,8 +91,8 @@ class StateColumns:
     def to_changes(self, rows: pa.Table, max_bytes: int = BUDGET.slice_bytes) -> Iterator[pa.RecordBatch]:
         """Make puts, in run order, from rows in any order.
 
-        Works on `max_bytes` at once, as all rows together may exceed Arrow's offsets. Raises ConfigurationError if a
-        column is missing or has another type, or if two rows are for one entry.
+        Works on `max_bytes` at once, because all rows together may exceed Arrow's offsets. Raises ConfigurationError if
+        a column is missing or has another type, or if two rows are for one entry.
         """
         yield from self.distinct(_in_run_order(list(self.to_puts(rows, max_bytes)), max_bytes))
 
@@ -140,7 +140,7 @@ class StateColumns:
             cast = column if column.type == wanted else column.cast(wanted)
         except pa.ArrowException as error:
             raise self._misfit(
-                f": column '{name}' is {column.type}, and {wanted} is needed: {error}.", hint="Cast it."
+                f": column '{name}' has type {column.type}, not {wanted}: {error}.", hint="Cast it."
             ) from error
         if name in (POSITION, TIME) and cast.null_count:
             raise self._misfit(f": column '{name}' holds nulls.", hint="Give each row a number.")

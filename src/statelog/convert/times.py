@@ -1,4 +1,4 @@
-"""Spark's time modes, and the objects that tell a processor the time."""
+"""Spark's time modes, and the objects that give a processor the time."""
 
 from __future__ import annotations
 

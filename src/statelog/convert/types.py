@@ -35,7 +35,7 @@ from statelog.time_zones import time_zone
 
 
 class StoredValues(MapsAsDicts):
-    """What users see of stored values: structs are Rows, and timestamps local times without a zone."""
+    """Stored values as users see them: structs are Rows, and timestamps are local times without a zone."""
 
     own = MapsAsDicts.own | {pa.lib.Type_STRUCT}
 
@@ -59,7 +59,7 @@ class StoredValues(MapsAsDicts):
 
 
 def _by_local_time(entries: list[tuple[Any, Any]], instants: list[Any]) -> dict[Any, Any]:
-    """A dict by local time; where two instants have one local time, the second keeps its zone."""
+    """A dict by local time; if two instants have the same local time, the second keeps its zone."""
     found: dict[Any, Any] = {}
     for (local, item), instant in zip(entries, instants, strict=True):
         found[instant if local in found else local] = item
@@ -95,7 +95,7 @@ def _same(value: Any) -> Any:
 
 
 def _map_by_local_time(of_value: Convert | None) -> Convert:
-    """Convert a map with timestamps as keys; where two instants have one local time, the second keeps its zone."""
+    """Convert a map with timestamps as keys; if two instants have the same local time, the second keeps its zone."""
 
     def convert(values: dict[datetime.datetime, Any]) -> dict[datetime.datetime, Any]:
         converted: dict[datetime.datetime, Any] = {}
@@ -139,9 +139,9 @@ def arrow_type(kind: DataType, subject: str) -> pa.DataType:
         return pa.map_(arrow_type(kind.keyType, subject), value)
     if isinstance(kind, StructType):
         if len(set(kind.names)) < len(kind):
-            raise _unsupported(kind, subject, "Give each field of a struct a name of its own.")
+            raise _unsupported(kind, subject, "Give each field of the struct a unique name.")
         if not len(kind):
-            raise _unsupported(kind, subject, "Give the struct a field: files cannot hold structs without any.")
+            raise _unsupported(kind, subject, "Give the struct a field: files cannot hold structs without fields.")
         return pa.struct([pa.field(field.name, arrow_type(field.dataType, subject)) for field in kind])
     if isinstance(kind, TimeType) and kind.precision > _TIME_DIGITS:
         raise _unsupported(kind, subject, f"Convert it to time({_TIME_DIGITS}): times in Python have microseconds.")
@@ -162,7 +162,7 @@ def _unsupported(kind: DataType, subject: str, hint: str) -> ConfigurationError:
 def field_codecs(schema: StructType, subject: str, *, nan_is_null: bool = False) -> list[FieldCodec]:
     """Codecs of a schema's fields; `subject` names a field's owner in messages.
 
-    With `nan_is_null` NaN is null in every field, as in frames. Raises ConfigurationError for an unsupported type.
+    With `nan_is_null`, NaN is null in every field, as in frames. Raises ConfigurationError for an unsupported type.
     """
     return [
         _field_codec(field, arrow_type(field.dataType, f"{subject} '{field.name}'"), nan_is_null=nan_is_null)
@@ -246,7 +246,7 @@ _MOST_ELEMENTS: Final = (1 << 31) - 1
 
 
 def column_maker(kind: DataType, stored: pa.DataType) -> MakeColumn | None:
-    """Make a function that makes columns of held values, None among them; None if Arrow does it as well.
+    """Make a function that makes columns of held values, None included; None if Arrow itself can do this.
 
     The function raises one of :data:`statelog.runs.values.MISFITS`, or RowsTooLarge.
     """

@@ -1,4 +1,4 @@
-"""What runs in the driver for each query: from acks to a durable log entry, and from there to the next views.
+"""The part of each query that runs in the driver: from acks to a durable log entry, and from it to the next views.
 
 A checkpoint exists once the log has its entry. Tasks and the coordinator exchange the messages of package `rpc`.
 
@@ -8,10 +8,10 @@ A checkpoint exists once the log has its entry. Tasks and the coordinator exchan
 3. For each ack, `admission` refuses stale and misplaced tasks, and `batch` decides which attempt's ack counts.
 4. Once all operators have all acks, `commit` makes their sections, and the `checkpoint_writer` appends them as one
    entry.
-5. `garbage` finds the files that no checkpoint needs, and `deletion` has the gate that lets them go.
+5. `garbage` finds the files that no checkpoint needs, and `deletion` has the gate that decides whether they may go.
    `retained_points` keeps the checkpoints of `retained_s`.
 
-Beside that, `materialization` and `grants` decide which subtask materializes when. `restores` adds up the progress of a
+In addition, `materialization` and `grants` decide which subtask materializes when. `restores` adds up the progress of a
 restore, `checkpoint_metrics` describes each checkpoint, and `totals` sums them up for metrics.
 
 Words of this package:

@@ -32,8 +32,8 @@ from statelog.runs.times import NO_TIME_MS
 class ActiveOperator:
     """The coordinator's knowledge of one operator in one start; the coordinator's lock protects it.
 
-    `begins_at` is the batch with which the operator's state begins in this start, None if it has state; `given` is then
-    the base map that it begins with, None for no state. `before` is its checkpoint before the start's first batch.
+    `begins_at` is the batch with which the operator's state begins in this start, None if it has state. `given` is then
+    the base map that its state begins with, if any. `before` is its checkpoint before the start's first batch.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ActiveOperator:
         self.metrics = KeptMetrics(options.observer)
 
     def _history(self) -> History:
-        """The operator's checkpoints before the batch in progress; given state stands for the one before its first."""
+        """The operator's checkpoints before the batch in progress; given state replaces the one before its first."""
         if self._number == self.begins_at:
             return self._seed
         return self._inventory.query.histories.get(self.identity, self._seed)
@@ -99,7 +99,7 @@ class ActiveOperator:
     # ---- Batches ----
 
     def enter(self, number: int, time: BatchTime, last: OperatorBatch | None) -> OperatorBatch:
-        """Begin a batch at Spark's time; `last` is the one before it if that was of this start, and durable."""
+        """Begin a batch at Spark's time; `last` is the previous batch if it belongs to this start and is durable."""
         if last is not None:
             self._views = self._views.after(last)
             self._remove_initial_rows()
@@ -113,7 +113,7 @@ class ActiveOperator:
         return batch
 
     def watermark_advances(self, batch: int) -> bool:
-        """Whether the operator's own watermark after a batch is larger than in it."""
+        """Whether the operator's own watermark is larger after a batch than in it."""
         history = self._inventory.query.histories.get(self.identity)
         checkpoint = None if history is None else history.at(batch)
         if self.config.watermark is None or checkpoint is None:
@@ -130,7 +130,7 @@ class ActiveOperator:
         return self._initial[subtask] if self._initial else ""
 
     def _remove_initial_rows(self) -> None:
-        """Delete the initial rows: the first batch is over, or the start that repeats it stores the rows again."""
+        """Delete the initial rows: the first batch is over, or the start that repeats it will store the rows again."""
         self._inventory.deleter.delete([name for name in self._initial if name])
         self._initial = ()
 
@@ -155,11 +155,11 @@ class ActiveOperator:
         )
 
     def timers_after_ms(self, subtask: int) -> int:
-        """Up to this time no timer of a subtask is left to fire."""
+        """The time up to which no timer of a subtask is left to fire."""
         return self._views.timers_after_ms[subtask]
 
     def arrivals_after_ms(self, subtask: int) -> int:
-        """Up to this time no arrival of a subtask is left whose limit is over."""
+        """The time up to which no arrival of a subtask is left whose limit is over."""
         return self._views.arrivals_after_ms[subtask]
 
     def maintenance(self, task: TaskId, needed_from: int | None) -> MaintenanceRequest | None:
@@ -183,9 +183,9 @@ class ActiveOperator:
     # ---- Acks ----
 
     def accept(self, batch: OperatorBatch, accepted: AcceptedAck, *, is_final: bool) -> tuple[JobOutcome, bool]:
-        """Let an ack count; returns what becomes of the materialization that came with it, and whether the ack counts.
+        """Let an ack count; return the outcome of the materialization that came with it, and whether the ack counts.
 
-        `is_final` refuses a result other than the one that counts. Raises ProtocolError if the ack names objects that
+        `is_final` refuses any result but the one that counts. Raises ProtocolError if the ack names objects that
         are not the subtask's, ProcessorError if copies of a broadcast state differ, and StorageError if the subtask's
         materializations have failed too often.
         """
@@ -193,11 +193,11 @@ class ActiveOperator:
         subtask = ack.task.subtask
         known = batch.acks.get(subtask)
         if known is not None and known.ack == ack:
-            return known.outcome, False  # the attempt has not got the reply
+            return known.outcome, False  # the attempt has not received the reply
         require_own_segments(ack, self._inventory.changes_folder(self.identity, subtask), self.name)
         if is_final and batch.differs(ack):
             raise ProcessorError(
-                f"{self.name}: attempt {ack.task.attempt} of subtask {subtask} gave another result in batch"
+                f"{self.name}: attempt {ack.task.attempt} of subtask {subtask} gave a different result in batch"
                 f" {batch.number}, whose stored output already has the first one.",
                 kind=ErrorKind.RESULT_CHANGED,
                 hint="Start the query again: it repeats the batch.",
@@ -234,7 +234,7 @@ class ActiveOperator:
         if view.slices is not None or view.snapshots[0].checksum != ack.last.checksum:
             raise ProtocolError(
                 f"{self.name}: subtask {ack.task.subtask} refers to a snapshot that it did not start from.",
-                hint="Do driver and workers run the same version of statelog?",
+                hint="Make sure that driver and workers run the same version of statelog.",
             )
         return view.snapshots[0]
 
@@ -275,7 +275,7 @@ class ActiveOperator:
         )
 
     def committed(self, batch: OperatorBatch, acks: Sequence[AcceptedAck]) -> None:
-        """Note that the query's newest checkpoint is of these acks, and durable."""
+        """Note that the query's newest checkpoint consists of these acks and is durable."""
         durable = self._inventory.query.histories[self.identity].latest
         assert durable is not None, "it was added"
         batch.durable = durable
@@ -368,9 +368,9 @@ class Restore:
     batch: int
     subtasks: tuple[SubtaskRestore, ...]
     took_s: float
-    """Since the first report, until now or the last subtask's end."""
+    """Time from the first report until now, or until the last subtask has finished."""
     left_s: float | None
-    """For the rest, at the speed between the first report and the latest; None while there is only one."""
+    """Time for the rest, at the speed between the first report and the latest; None while there is only one."""
 
     @property
     def read_bytes(self) -> int:
@@ -401,7 +401,7 @@ class RestoringSubtasks:
         self._told: dict[int, ReadProgress] = {}
         self._began_s = self._told_s = 0.0
         self._first_bytes = 0
-        """Bytes that the first report had read."""
+        """Bytes that had been read by the first report."""
 
     def note(self, progress: ReadProgress) -> None:
         """Note the progress of one subtask."""
@@ -414,7 +414,7 @@ class RestoringSubtasks:
             told = list(self._told.values())
         done, known = sum(one.read_bytes for one in told), sum(one.known_bytes for one in told)
         _log.info(
-            "%s: %d subtasks are restoring their state: %.0f of %.0f MB are read",
+            "%s: %d subtasks are restoring their state: %.0f of %.0f MB have been read",
             self._name, len(told), done / 1e6, known / 1e6,
         )  # fmt: skip
         self._observer.restoring(

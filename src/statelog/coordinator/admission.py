@@ -44,9 +44,9 @@ class OperatorConfig:
     """The settings on which the stored state of a keyed operator depends."""
     options: Options = field(default_factory=Options)
     instance: str = ""
-    """The operator's place in the driver's program; it tells two operators with the same uid apart."""
+    """The operator's place in the driver program; it distinguishes two operators with the same uid."""
     in_front: frozenset[str] = frozenset()
-    """The uids of the operators from which its rows come."""
+    """The uids of the operators that its rows come from."""
     stores_output: bool = False
     """Whether it stores the query's output, for a sink that gets the stored rows."""
 
@@ -57,7 +57,7 @@ class OperatorConfig:
 
     @property
     def has_operator_state(self) -> bool:
-        """Whether the operator has state without keys; one that only stores its output has none."""
+        """Whether the operator has state without keys; an operator that only stores its output has none."""
         return not self.has_keys and bool(self.states)
 
 
@@ -69,7 +69,7 @@ def require_distinct(roster: Sequence[OperatorConfig]) -> None:
             raise ConfigurationError(
                 f"The query has two stateful operators named '{uid}'.",
                 kind=ErrorKind.UID_REQUIRED,
-                hint="Give each operator a name of its own: key_by(..., uid='...').",
+                hint="Give each operator its own name: key_by(..., uid='...').",
             )
 
 
@@ -79,7 +79,7 @@ def admit(
     """Check that a start may continue with its first batch, and return the identities of its operators by uid.
 
     Operators that begin their state with this batch have none yet. `time_before_ms` is Spark's time of the batch before
-    it; None if Spark has forgotten it. `name` is the location, in messages.
+    it; None if Spark no longer has it. `name` is the location, for messages.
 
     Raises ConfigurationError if another query or another copy of the query wrote the state, if the start lacks an
     operator, or if the keys, states or settings of one do not fit; StateMissingError if the checkpoint before
@@ -120,19 +120,19 @@ def require_none_removed(names: Collection[str], roster: Collection[str], batch:
         raise ConfigurationError(
             f"{name}: at batch {batch} the query also has an operator '{uid}', which this start lacks.",
             kind=ErrorKind.OPERATOR_REMOVED,
-            hint=f"Was the uid changed? Use '{uid}', or statelog.rename. To continue without the operator,"
-            f" stop the query and give its state up: statelog.forget(checkpointLocation, '{uid}').",
+            hint=f"If the uid was changed, use '{uid}' or statelog.rename. To continue without the operator,"
+            f" stop the query and give up its state: statelog.forget(checkpointLocation, '{uid}').",
         )
 
 
 def _of_a_copy(before: QueryCheckpoint, time_before_ms: int, name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{name}: checkpoint {before.batch} is that of a batch at {_moment(before.batch_time_ms)}, but batch"
+        f"{name}: checkpoint {before.batch} belongs to a batch at {_moment(before.batch_time_ms)}, but batch"
         f" {before.batch} in Spark's checkpoint was at {_moment(time_before_ms)}: another copy of the query wrote it.",
         kind=ErrorKind.OTHER_OWNER,
-        hint="Was the checkpointLocation copied? Continue with the other copy, or give this one its own location, with"
-        " a copy of the state from the time of Spark's checkpoint. statelog.savepoint and restore make an independent"
-        " copy of a query.",
+        hint="If the checkpointLocation was copied, continue with the other copy, or give this one its own location,"
+        " with a copy of the state from the time of Spark's checkpoint. statelog.savepoint and restore make an"
+        " independent copy of a query.",
     )
 
 
@@ -147,18 +147,17 @@ def _missing(query: QueryHistory, batch: int, name: str) -> StateMissingError:
         return StateMissingError(
             f"{name}: Spark wants to run batch {batch}, which needs checkpoint {batch - 1}, but the oldest that is"
             f" retained is checkpoint {oldest.batch}.",
-            hint="Is the query running elsewhere? Then stop this run. Was Spark's checkpoint restored from an"
-            " older copy? Use the newer one, or restore the location from a copy made at the same time."
-            " Options(retained_checkpoints=...) keeps more.",
+            hint="If the query is running elsewhere, stop this run. If Spark's checkpoint was restored from an"
+            " older copy, use the newer one, or restore the location from a copy made at the same time."
+            " Options(retained_checkpoints=...) keeps more checkpoints.",
         )
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
     hint = (
-        "Was the location changed? Use the old one, or start with a new checkpointLocation. If the query has had no"
-        " operator of statelog's so far, stop it and run statelog.forget(checkpointLocation, uid): then the state"
+        "If the location was changed, use the old one, or start with a new checkpointLocation. If the query has had no"
+        " statelog operator so far, stop it and run statelog.forget(checkpointLocation, uid): then the state"
         " starts empty."
         + (
-            " Or did the first batch run no action on the operator's output? Then run"
-            " statelog.rewind(checkpointLocation)."
+            " If the first batch ran no action on the operator's output, run statelog.rewind(checkpointLocation)."
             if batch == 1
             else ""
         )
@@ -175,7 +174,7 @@ def _missing(query: QueryHistory, batch: int, name: str) -> StateMissingError:
 def _require_same_schemas(config: OperatorConfig, before: Checkpoint, name: str) -> None:
     if bool(before.key_schema) != config.has_keys:
         raise ConfigurationError(
-            f"{name}: the location holds {'keyed' if before.key_schema else 'operator'} state, and the operator is one"
+            f"{name}: the location holds {'keyed' if before.key_schema else 'operator'} state, but the operator is one"
             f" {'with' if config.has_keys else 'without'} keys.",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Give the operator another uid, or start with a new checkpointLocation.",
@@ -186,7 +185,7 @@ def _require_same_schemas(config: OperatorConfig, before: Checkpoint, name: str)
     if before.key_schema != config.key_schema:
         raise ConfigurationError(
             f"{name}: its state is keyed by ({_fields(before.key_schema)}),"
-            f" this query by ({_fields(config.key_schema)}).",
+            f" but this query by ({_fields(config.key_schema)}).",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Group by the same columns, or start with a new checkpointLocation.",
         )
@@ -202,7 +201,7 @@ def _require_same_operator_states(config: OperatorConfig, before: Checkpoint, na
     for stored in map(OperatorStateDescriptor.from_stored, before.states):
         if own.get(stored.name, stored) != stored:
             raise ConfigurationError(
-                f"{name}: the location holds {stored}, the processor declares {own[stored.name]}.",
+                f"{name}: the location holds {stored}, but the processor declares {own[stored.name]}.",
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Declare the state as it was, or use another name for the new one.",
             )
@@ -235,8 +234,7 @@ def foreign_task(task: TaskId, name: str) -> ConfigurationError:
         f"{name}: a task of operator '{task.uid}' ran in query {task.query_id}, which was started without this"
         " operator.",
         kind=ErrorKind.STALE_DATAFRAME,
-        hint="Use a streaming DataFrame only in the query that it was built for, and give each operator a uid of its"
-        " own.",
+        hint="Use a streaming DataFrame only in the query that it was built for, and give each operator its own uid.",
     )
 
 
@@ -269,7 +267,7 @@ def _some(subtasks: Sequence[int]) -> str:
 
 
 def require_own_partition(request: Begin, batch: OperatorBatch, config: OperatorConfig, name: str) -> None:
-    """Raise ConfigurationError for a partition that the operator has not made, or rows of another batch."""
+    """Raise ConfigurationError for a partition that the operator did not create, or for rows of another batch."""
     task = request.task
     is_misplaced = request.input_rows > 0 and request.partition != task.subtask
     if not 0 <= task.subtask < config.parallelism or is_misplaced or task.attempt in batch.begun:
@@ -283,7 +281,7 @@ def require_own_partition(request: Begin, batch: OperatorBatch, config: Operator
         )
     if request.batch_time_ms is not None and request.batch_time_ms != batch.time.time_ms:
         raise ConfigurationError(
-            f"{name}: rows of the batch of {request.batch_time_ms} ms ran as batch {batch.number}, whose"
+            f"{name}: rows of a batch with time {request.batch_time_ms} ms ran as batch {batch.number}, whose"
             f" time is {batch.time.time_ms} ms.",
             kind=ErrorKind.STALE_DATAFRAME,
             hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
@@ -300,5 +298,5 @@ def require_own_segments(ack: Ack, folder: str, name: str) -> None:
             raise ProtocolError(
                 f"{name}: subtask {task.subtask} named {segment.name or 'a segment'} as its changeset of batch"
                 f" {task.batch}, which is not below {folder} or not of attempt {task.attempt}.",
-                hint="Do driver and workers run the same version of statelog?",
+                hint="Make sure that driver and workers run the same version of statelog.",
             )

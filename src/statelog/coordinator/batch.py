@@ -30,9 +30,9 @@ class BatchTime:
     """Watermark of the previous batch: rows up to it are late."""
 
     def with_watermark_of(self, own: WatermarkPolicy | None, before: Checkpoint | None) -> BatchTime:
-        """Spark's times with the watermark of an operator: its own, or if it has none Spark's."""
+        """Spark's times with the watermark of an operator: its own or, if it has none, Spark's."""
         if own is None:
-            # If the operator used to have its own watermark, Spark's may be behind it: stay until Spark's catches up.
+            # If the operator used to have its own watermark, Spark's may be behind: keep it until Spark's catches up.
             least_ms = NO_TIME_MS if before is None else before.watermark_ms
             return replace(
                 self,
@@ -57,19 +57,19 @@ class AcceptedAck:
     unchanged_segment: SegmentRef | None = None
     """Snapshot of an earlier checkpoint that the ack refers to."""
     rewritten_bytes: bytes = b""
-    """The bytes of that snapshot, if the new entry stores them again."""
+    """The bytes of the referenced snapshot, if the new entry stores them again."""
     stored: list[SegmentRef] = field(default_factory=list)
     """Segments of the changeset, once an entry references them."""
     levels: list[Level] = field(default_factory=list)
     """State that the subtask has materialized."""
     levels_payload: bytes = b""
-    """The levels' runs without a name, until they are stored."""
+    """The runs of the levels that have no name yet, until they are stored."""
     is_stored: bool = False
     """Whether an entry references the result."""
     received_s: float = 0.0
-    """When it came, by the driver's monotonic clock."""
+    """When the ack arrived, by the driver's monotonic clock."""
     outcome: JobOutcome = JobOutcome.NONE
-    """What the attempt was told of its materialization."""
+    """What the attempt was told about its materialization."""
 
     @classmethod
     def of(cls, ack: Ack, payload: bytes, name: str) -> Self:
@@ -97,7 +97,7 @@ class OperatorBatch:
 
     number: int
     time: BatchTime
-    """With the operator's own watermark, if it has one."""
+    """The times of the batch, with the operator's own watermark if it has one."""
     parallelism: int
     begun: dict[int, int] = field(default_factory=dict)
     """Subtask of each attempt that has begun, by attempt id."""
@@ -129,7 +129,7 @@ class OperatorBatch:
         return {subtask for attempt, subtask in self.begun.items() if attempt not in counted}
 
     def differs(self, ack: Ack) -> bool:
-        """Whether an ack would replace that of an earlier attempt with another result."""
+        """Whether an ack would replace an earlier attempt's ack with another result."""
         former = self.acks.get(ack.task.subtask)
         if former is None or former.ack.checksums == ack.checksums:
             return False
@@ -147,13 +147,13 @@ class OperatorBatch:
             return True
         if not self.differs(ack):
             if former.ack.checksums == ack.checksums:
-                # Spark keeps the output of the latest attempt, so a result of one in between never counts.
+                # Spark keeps the output of the latest attempt, so the result of an attempt in between never counts.
                 self.newest[subtask] = max(self.newest[subtask], ack.task.attempt)
             return False
         if former.ack.last.input_rows > 0 and ack.last.input_rows == 0:
             raise ConfigurationError(
                 f"{name}: subtask {ack.task.subtask} had {former.ack.last.input_rows} rows in batch {self.number},"
-                " and none when the batch was run again.",
+                " but none when the batch was run again.",
                 kind=ErrorKind.STALE_DATAFRAME,
                 hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
                 " its own foreachBatch call.",
@@ -175,8 +175,8 @@ class OperatorBatch:
 class InlineBudget:
     """Divides the bytes that may travel with the acks of a batch among the subtasks of all operators.
 
-    A subtask's limit is what is left, divided by the subtasks still to begin. It stays for the batch: a limit decides
-    where changes are cut into parts, and two attempts must cut alike to have equal results.
+    A subtask's limit is what is left, divided by the subtasks still to begin. The limit stays for the batch, because it
+    decides where changes are cut into parts, and two attempts must cut alike to have equal results.
     """
 
     def __init__(self, total_bytes: int, subtasks: int) -> None:
@@ -195,7 +195,7 @@ class InlineBudget:
         return self._limits[key]
 
     def sent(self, uid: str, subtask: int, size_bytes: int) -> None:
-        """Note how much a subtask has sent: the rest of its limit goes to those that begin later."""
+        """Note how much a subtask has sent: the rest of its limit goes to subtasks that begin later."""
         self._left += self._reserved.get((uid, subtask), 0) - size_bytes
         self._reserved[uid, subtask] = size_bytes
 
@@ -206,14 +206,14 @@ class Batch:
 
     number: int
     time: BatchTime
-    """Spark's."""
+    """Spark's times of the batch."""
     operators: dict[str, OperatorBatch]
-    """By uid."""
+    """The batches of the operators, by uid."""
     budget: InlineBudget
     durable: QueryCheckpoint | None = None
     """The log entry, once there is one."""
     accepted: int = 0
-    """How many acks have come to count."""
+    """How many acks have been counted."""
     covered: int = 0
     """How many of them the durable entry covers."""
 

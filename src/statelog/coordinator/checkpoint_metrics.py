@@ -1,4 +1,4 @@
-"""The metrics of an operator's checkpoints: makes them, keeps the latest, and warns of slow ones."""
+"""Makes the metrics of an operator's checkpoints, keeps the latest, and warns of slow checkpoints."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _hot_keys(acks: Sequence[AcceptedAck], key_schema: bytes) -> list[HotKey]:
 
 
 def _decoded(codec: KeyCodec, key: bytes) -> tuple[Any, ...] | None:
-    """The values of a key; None if it was not reported, or has no Python value, as a date after the year 9999."""
+    """The values of a key; None if it was not reported or has no Python value, such as a date after the year 9999."""
     try:
         return codec.decode_all([key])[0] if key else None
     except (StatelogError, ValueError, ArithmeticError):
@@ -155,19 +155,19 @@ _KEPT: Final = 1000
 
 
 class KeptMetrics:
-    """Reports each checkpoint to the observer, and keeps its metrics: the newest whole, the others' numbers."""
+    """Reports each checkpoint to the observer, and keeps its metrics: all of the newest, the numbers of the others."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.newest: CheckpointMetrics | None = None
-        """Those of the newest checkpoint; None before the first one of this start."""
+        """The metrics of the newest checkpoint; None before the first one of this start."""
         self._recent: deque[CheckpointMetrics] = deque(maxlen=_KEPT)
         self.last_restore: CheckpointMetrics | None = None
         """The newest checkpoint whose subtasks had to fetch state."""
 
     @property
     def recent(self) -> Sequence[CheckpointMetrics]:
-        """The latest ones, the oldest first."""
+        """The latest metrics, the oldest first."""
         return tuple(self._recent.copy())
 
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
@@ -188,7 +188,7 @@ SLOW_S: Final = 10.0
 
 
 class SlowCheckpoints:
-    """Warns of the first of several slow checkpoints in a row; the others are logged at the level INFO."""
+    """Warns of the first of several slow checkpoints in a row; the others are logged at level INFO."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -221,9 +221,9 @@ class SlowCheckpoints:
 
 
 class FutureWatermark:
-    """Warns once of late rows while the watermark is ahead of processing time; further batches are at the level INFO.
+    """Warns once of late rows while the watermark is ahead of processing time; further batches are at level INFO.
 
-    One row with a wrong time moves the watermark there, and the rows with right times are late until the clock has
+    One row with a wrong time moves the watermark to that time, and rows with correct times are late until the clock has
     caught up.
     """
 
@@ -233,7 +233,7 @@ class FutureWatermark:
         self._late_rows = 0
 
     def note(self, metrics: CheckpointMetrics, time: BatchTime, max_event_ms: Sequence[int | None]) -> None:
-        """Note a durable checkpoint; `max_event_ms` is the largest event time of each input of an own watermark."""
+        """Note a durable checkpoint; `max_event_ms` has the largest event time of each input of an own watermark."""
         if time.late_watermark_ms <= time.time_ms:
             self._is_warned, self._late_rows = False, 0
             return

@@ -21,7 +21,7 @@ from statelog.storage import Store
 class CheckpointWriter:
     """Makes what the tasks have acked durable.
 
-    Each append covers all acks that were accepted before it began, so an ack waits for an append, and never for another
+    Each append covers all acks that were accepted before it began, so an ack waits for an append, but never for another
     task's ack. `lock` is the coordinator's short lock, which is not held during an append; `require_running` raises
     the error with which the coordinator has stopped, and `stop` stops it. An operator that alone holds back the log by
     more than `least_log_bytes` is asked to materialize its state. `stored_commit` is as in the coordinator.
@@ -76,9 +76,9 @@ class CheckpointWriter:
         return wanted if self._restart_from is None else min(wanted, self._restart_from)
 
     def make_durable(self, batch: Batch, last: ActiveOperator, received_s: float) -> None:
-        """Return once everything that has been accepted of a complete batch is durable.
+        """Return once everything that was accepted for a complete batch is durable.
 
-        `last` is the operator whose ack has completed or changed the batch, and came at `received_s`. Raises
+        `last` is the operator whose ack has completed or changed the batch; the ack arrived at `received_s`. Raises
         FencedError if a newer start owns the log, and StorageError if the entry could not be written.
         """
         with self.appending:
@@ -182,7 +182,7 @@ class CheckpointWriter:
         durable_s: float,
         log_files: int,
     ) -> None:
-        """Report the operators' metrics; the numbers of the entry are those of the operator that has completed it."""
+        """Report the operators' metrics; the operator that has completed the entry gets the entry's numbers."""
         for section in durable.sections:
             operator, own = self._operators[section.uid], batch.operators[section.uid]
             metrics, is_last = own.metrics, operator is last

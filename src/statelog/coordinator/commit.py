@@ -1,4 +1,4 @@
-"""Makes a log entry of the acks of a batch: a section for each operator."""
+"""Makes a log entry from the acks of a batch: a section for each operator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compose_entry(
     parent: Parent | None,
     stored_commit: int | None,
 ) -> QueryCheckpoint:
-    """Build the entry of a batch with a section for each operator: its first one, or the next revision.
+    """Build the entry of a batch, with a section for each operator: the first entry, or the next revision.
 
     `run` is any operator of the start, `history` has the batches before. `token` is 16 unique bytes. `log_start` is the
     number of the first log file with a needed entry, `retained_from` the oldest batch that can be restored.
@@ -147,7 +147,7 @@ def _element_counts(states: list[StateSchema], acks: Sequence[AcceptedAck]) -> l
 
 
 def rewrite_snapshots(acks: Sequence[AcceptedAck], store: Store, inventory: Inventory, name: str) -> None:
-    """Have the entry store unchanged snapshots again that are in files of which most is waste."""
+    """Make the entry store unchanged snapshots again if they are in files that are mostly waste."""
     for accepted in acks:
         segment = accepted.unchanged_segment
         if segment is not None and segment.name in inventory.retention.wasteful:
@@ -183,7 +183,7 @@ def _place_segments(acks: Sequence[AcceptedAck], offset: int) -> tuple[list[Segm
 
 
 def _place_bases(config: OperatorConfig, acks: Sequence[AcceptedAck], payload: list[bytes], offset: int) -> list[Base]:
-    """Append the runs that came with the acks to an entry's payload, behind the changesets."""
+    """Append the runs that came with the acks to an entry's payload, after the changesets."""
     offset += sum(map(len, payload))
     bases: list[Base] = []
     for subtask, accepted in enumerate(acks):

@@ -1,6 +1,6 @@
 """The coordinator of a query in one start: it answers the tasks and writes each checkpoint's log entry.
 
-It knows nothing of Spark: a callable gives it the times of a batch, and tasks reach it through a transport.
+It does not depend on Spark: a callable gives it the times of a batch, and tasks reach it through a transport.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Coordinator:
 
     The order of calls is :meth:`open`, then :meth:`handle` from any thread, then :meth:`close`.
 
-    `roster` are the query's operators in this start, `location` is the store's, for tasks and messages. `options` are
+    `roster` has the query's operators in this start, `location` is the store's, for tasks and messages. `options` are
     the query's; those of its operators are in the roster. `new_token` makes 16 unique bytes. `batch_time` gives Spark's
     times of a batch, and raises FencedError if it knows no such batch. `slots` is the number of subtasks that run at a
-    time. `stored_commit` gives the newest batch whose commit Spark has stored, where that may be several batches ago:
+    time. `stored_commit` gives the newest batch whose commit Spark has stored, which may be several batches ago:
     the next start goes back to it. With `deletes_in_background` a thread deletes files that are no longer needed.
 
     An ack is accepted under a short lock; the :class:`CheckpointWriter` appends outside of it. Raises
@@ -137,11 +137,11 @@ class Coordinator:
         return self._inventory.query
 
     def operator(self, uid: str) -> ActiveOperator:
-        """An operator of the start; KeyError if it has none of this uid."""
+        """The operator of the start with a uid; KeyError if there is none."""
         return self._operators[uid]
 
     def has_operator(self, uid: str) -> bool:
-        """Whether the start has an operator of this uid."""
+        """Whether the start has an operator with a uid."""
         return uid in self._operators
 
     def beginning(self, first_batch: int) -> set[str]:
@@ -167,7 +167,7 @@ class Coordinator:
         StorageError if the log cannot be read.
         """
         started_s = self._clock.monotonic_s()
-        # A start that may not use the location must not fence off the one that owns it: look before claiming.
+        # A start that may not use the location must not fence the one that owns it: look before claiming.
         history = QueryHistory(self._log.read())
         self._admit(history, first_batch)
         before = history.at(first_batch - 1)
@@ -206,7 +206,7 @@ class Coordinator:
         try:
             time_ms = None if first_batch == 0 else self._batch_time(first_batch - 1).time_ms
         except FencedError:
-            time_ms = None  # Spark has forgotten it
+            time_ms = None  # Spark no longer has it
         return admit(history, self._roster, first_batch, time_ms, self._location)
 
     def _active(
@@ -273,7 +273,7 @@ class Coordinator:
                 self._operator_of(request.task)
                 self.require_ownership()
             case DiskFailed():
-                pass  # of interest only to who places the subtasks
+                pass  # only the placement of subtasks needs it
             case Ack():
                 return self.ack(request, payload)
         return Acked()
@@ -304,7 +304,7 @@ class Coordinator:
                 batch = self._enter(task)
                 if batch.number == task.batch:
                     return self._begun(operator, batch, request)
-            # Of the last batch an entry may or may not be in the log, or an accepted ack waits for one.
+            # The last batch may or may not have an entry in the log, or an accepted ack waits for one.
             self._writer.make_durable(batch, operator, self._clock.monotonic_s())
 
     def _begun(self, operator: ActiveOperator, batch: Batch, request: Begin) -> Begun:
@@ -403,7 +403,7 @@ class Coordinator:
         return Acked(outcome, [] if metrics is None else list(metrics.numbers().values()))
 
     def _is_final(self, batch: Batch, operator: ActiveOperator) -> bool:
-        """Whether an operator's results may not be replaced: its rows have gone into stored output, or may have."""
+        """Whether an operator's results must not be replaced: its rows have gone into stored output, or may have."""
         if not self._stores_output:
             return False
         uid = operator.config.uid
@@ -463,7 +463,7 @@ class Coordinator:
         return found
 
     def watermark_advances(self, uid: str, batch: int) -> bool:
-        """Whether an operator's own watermark after a batch is larger than in it."""
+        """Whether an operator's own watermark is larger after a batch than in it."""
         with self._lock:
             return self._operators[uid].watermark_advances(batch)
 
@@ -490,7 +490,7 @@ class Coordinator:
         """Stop serving tasks, release the log, and delete the objects that no entry references."""
         with self._writer.appending, self._lock:
             if self._is_closed:
-                return  # the files there may belong to another start by now
+                return  # the files in the location may belong to another start by now
             self._is_closed = True
             if self._stopped is None:
                 self._stopped = stale_run(f"{self._location}: the run {self._roster[0].run_id} is over.")

@@ -1,4 +1,4 @@
-"""Deletes objects of a query, beside the work, and only if the gate that every deletion passes lets them go."""
+"""Deletes objects of a query in the background, and only if the gate that every deletion passes lets them go."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _log = get_logger(__name__)
 
 _NEVER: Final = 1 << 63
 _SPARE_FAILURES: Final = 16
-"""Failed requests of one round, beyond those that it takes to find one bad object; after so many the store is out of
-order."""
+"""The number of failed requests of one round, beyond those that it takes to find one bad object, after which the store
+is considered out of order."""
 
 
 class DeletionGate:
@@ -31,8 +31,8 @@ class DeletionGate:
     - an attempt of a batch that can be repeated may reference it,
     - it is a log file, and not older than the first one that the newest durable entry needs.
 
-    An object that no pin names may always go once it may: nothing can reference it again, and a pin that comes later
-    does not hold.
+    If an object that no pin names may go, it may go from then on: nothing can reference it again, and a pin that comes
+    later does not keep it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DeletionGate:
         # Each is replaced as a whole, so that the deleting thread sees either the old or the new state.
         self._in_doubt: frozenset[str] = frozenset()
         self.doubted = 0
-        """How many entries were about to be written since the last one that was durable."""
+        """How many entries were about to be written since the last durable one."""
         self._live = (0, 0)
         self._log_from = ""
 
@@ -70,9 +70,9 @@ class DeletionGate:
         return False
 
     def doubt(self, entry: QueryCheckpoint) -> None:
-        """Keep the objects of an entry about to be written.
+        """Keep the objects of an entry that is about to be written.
 
-        From now on it may be in the log, whatever the store answers.
+        From now on the entry may be in the log, whatever the store answers.
         """
         names: set[str] = set()
         for section in entry.sections:
@@ -97,10 +97,10 @@ class DeletionGate:
 
 
 class Deleter:
-    """Deletes objects, as many per request as have come together, and each only if the gate lets it go.
+    """Deletes objects, as many per request as are waiting, and each only if the gate lets it go.
 
-    An object that fails to be deleted, with whatever error, is named once in the log and tried again in the next round.
-    It does not keep others from being deleted, nor ends the thread, nor makes :meth:`close` fail. An object that the
+    An object that cannot be deleted, whatever the error, is logged once and tried again in the next round. It does not
+    keep others from being deleted, does not end the thread, and does not make :meth:`close` fail. An object that the
     gate holds back waits until it may go.
 
     In a round, `look` lists the pins and returns those that have expired; then `may_go`, the gate, is asked for each
@@ -179,7 +179,7 @@ class Deleter:
                 try:
                     thread.start()
                 except RuntimeError:
-                    return  # the process ends, or has no room for a thread: the next call tries again, or close
+                    return  # the process ends, or cannot start a thread: the next call or close() tries again
                 self._thread = thread
             self._changed.notify()
 

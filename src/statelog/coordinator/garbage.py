@@ -41,8 +41,8 @@ _SEGMENT_BYTES: Final = 80
 class Truncation:
     """Decides which entries repeat the base map.
 
-    An entry does if the log can then begin later, and if the log has grown by as many bytes since the last repetition.
-    So repetitions at most double the log.
+    An entry does if the log can then begin later, and if the log has grown by at least the size of the base map since
+    the last repetition. So repetitions at most double the log.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Truncation:
         self._seen_bytes = 0
 
     def base_map_to_repeat(self, before: Record) -> BaseMap | None:
-        """The base map that the entry after a checkpoint repeats; None if it need not."""
+        """The base map that the entry after a checkpoint repeats; None if it need not repeat one."""
         base_map = before.base_map
         if base_map is None:
             return None
@@ -87,7 +87,7 @@ def find_orphans(
     `epoch` was just claimed: writers of older epochs are fenced, so objects that they wrote since the last entry can
     never be referenced. `run_id` is the start whose initial state may still be needed. Objects younger than
     `min_age_s` stay, because a start without a claim in the log may be about to claim. The initial state of
-    `fenced_runs` goes at any age. What operators are `given` to begin with stays.
+    `fenced_runs` goes at any age. The state that operators are `given` stays.
     """
     referenced = query.object_names() | set(given)
     now_s = clock.now_s()
@@ -117,7 +117,7 @@ class _Segment:
 
 @dataclass
 class _File:
-    """A file: its size as far as known, and its needed segments by offset."""
+    """A file: its size, as far as it is known, and its needed segments by offset."""
 
     size_bytes: int = 0
     needed_bytes: int = 0
@@ -131,7 +131,7 @@ class Retention:
     later checkpoints build on it.
 
     `max_space_amplification` limits the size of all files divided by their needed bytes (`size_bytes / needed_bytes`).
-    Above the limit the most wasteful files are emptied: their needed bytes are stored again elsewhere. A file that is
+    Above the limit, the most wasteful files are emptied: their needed bytes are stored again elsewhere. A file that is
     within the limit by itself stays.
     """
 
@@ -153,7 +153,7 @@ class Retention:
         """Count stored runs or segments, each as often as it occurs."""
         for segment in runs:
             file = self._files.setdefault(segment.name, _File())
-            # The size of a parent's object is not the query's, and so it is never wasteful: storing its parts again
+            # A parent's object does not count toward the query's size, so it is never wasteful: storing its parts again
             # frees nothing.
             growth = 0 if is_link(segment.name) else max(segment.offset + segment.length - file.size_bytes, 0)
             file.size_bytes += growth
@@ -184,7 +184,7 @@ class Retention:
                 self._unneeded.add(segment.name)
 
     def release(self) -> list[str]:
-        """The files outside the log that have become unneeded since the last call, sorted."""
+        """The files outside the log that are no longer needed since the last call, sorted."""
         released = sorted(self._unneeded)
         self._unneeded.clear()
         for name in released:
@@ -196,7 +196,7 @@ class Retention:
         return name in self._files
 
     def choose_wasteful(self, log_from: str) -> None:
-        """Choose the files to empty: of those above the limit the most wasteful, until the others are small enough.
+        """Choose the files to empty: the most wasteful ones above the limit, until the others are small enough.
 
         Log files from `log_from` on are never emptied.
         """
@@ -216,7 +216,7 @@ class Retention:
         self.wasteful = frozenset(chosen)
 
     def lasting(self, levels: list[Level]) -> list[Level]:
-        """The levels before the first that has to be stored again."""
+        """The levels before the first one that has to be stored again."""
         for count, level in enumerate(levels):
             if any(run.name in self.wasteful for run in level.runs):
                 return levels[:count]
@@ -233,26 +233,26 @@ class Retention:
 class _ParentObjects:
     """The parent's objects that a branch still needs; none for a query that is not a branch.
 
-    Entries name the parent while one of its objects is needed. The pin at the parent goes once an entry without the
-    name is durable.
+    Entries name the parent while one of its objects is needed. The pin at the parent is removed once an
+    entry without the name is durable.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._needed: set[str] = set()
         self.parent: Parent | None = None
-        """What the next entry has to name."""
+        """The parent that the next entry has to name."""
         self._left: Parent | None = None
-        """The parent that a durable entry does not name any more."""
+        """The parent that the newest durable entry no longer names."""
         self._is_free = False
 
     def open(self, query: QueryHistory) -> None:
-        """Take over the parent that the newest entry names."""
+        """Continue with the parent that the newest entry names."""
         self.parent = query.parent
         self._needed = {name for name in query.object_names() if is_link(name)}
 
     def look(self, may_go: Callable[[str], bool], pins: StandingPins) -> None:
-        """See whether an object is still needed; no object ever is again. `may_go` is the deletion gate."""
+        """See whether an object is still needed; one that is not never will be again. `may_go` is the deletion gate."""
         if self._left is not None:
             self._release(self._left)
         if self.parent is not None:
@@ -270,7 +270,7 @@ class _ParentObjects:
 
     @property
     def is_due(self) -> bool:
-        """Whether the pin at the parent can go."""
+        """Whether the pin at the parent can be removed."""
         return self._left is not None
 
     def _release(self, parent: Parent) -> None:
@@ -281,11 +281,11 @@ class _ParentObjects:
             if is_own:
                 store.delete([parent.pin])
         except Exception as error:
-            _log.warning("%s: the pin at its parent could not be removed yet: %s", self._name, error)
+            _log.warning("%s: the branch's pin at its parent could not be removed yet: %s", self._name, error)
             return
         if pin is not None and not is_own:
             _log.warning("%s: %s in its parent %s is not its pin, and stays", self._name, parent.pin, parent.location)
-        _log.info("%s: it needs no object of its parent %s any more", self._name, parent.location)
+        _log.info("%s: the branch no longer needs any object of its parent %s", self._name, parent.location)
         self._left = None
 
 
@@ -338,7 +338,7 @@ class Inventory:
         return any(grants.is_open(name) for grants in list(self._grants.values()))
 
     def _look(self) -> list[str]:
-        """Pin what is to stay, then list the pins; return those that have expired."""
+        """Pin the checkpoints that are to stay, then list the pins; return those that have expired."""
         self.points.pin()
         expired = self.pins.look(self.query.copy())
         self.parent.look(self.gate.may_go, self.pins)
@@ -347,7 +347,7 @@ class Inventory:
     def changes_from(self, oldest: int) -> dict[str, int]:
         """The first batch whose changes consumers need, by operator, if a rewind can reach back to batch `oldest`.
 
-        Operators without keys have no changes. Changes stay until the pins were listed after them.
+        Operators without keys have no changes. Changes stay until the pins have been listed after them.
         """
         found: dict[str, int] = {}
         for identity, history in list(self.query.histories.items()):
@@ -361,7 +361,7 @@ class Inventory:
     def open(
         self, entries: Sequence[Entry], epoch: int, run_id: str, clock: Clock, given: Collection[str] = ()
     ) -> None:
-        """Take over the files that the log references, and delete the orphans of earlier starts.
+        """Count the files that the log references, and delete the orphans of earlier starts.
 
         `given` are the objects with which operators begin.
         """
@@ -421,7 +421,7 @@ class Inventory:
         return self._truncations.setdefault(identity, Truncation())
 
     def base_map_to_repeat(self, identity: str, batch: int) -> BaseMap | None:
-        """The base map that an operator's section of a batch has to repeat; None if it need not."""
+        """The base map that an operator's section of a batch has to repeat; None if it need not repeat one."""
         history = self.query.histories.get(identity)
         before = None if history is None else history.record(batch - 1)
         return None if before is None else self._truncation(identity).base_map_to_repeat(before)
@@ -433,7 +433,7 @@ class Inventory:
     def release(self, entry: QueryCheckpoint, oldest: int, log: NumberedLog, changes_from: dict[str, int]) -> None:
         """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable.
 
-        Of the operators in `changes_from`, the changes since a batch stay.
+        For the operators in `changes_from`, the changes since a batch stay.
         """
         self.gate.settle(log.name_of(entry.log_start))
         for settled in self.query.settle(oldest):
@@ -470,7 +470,7 @@ class Inventory:
                 self._log_holder = identity, second
 
     def needed_by(self, identity: str) -> int | None:
-        """The batch up to which an operator has to materialize its state, because the log could begin there without it.
+        """The batch up to which an operator has to materialize its state, because it alone holds back the log.
 
         None if it does not hold the log back.
         """

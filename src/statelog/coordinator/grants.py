@@ -85,8 +85,8 @@ class Grants:
 def is_within_grant(levels: Sequence[Level], grant: Grant) -> bool:
     """Whether a job's levels are what its grant allows: the first levels of the base, and one more.
 
-    The last level either is new, with runs below the grant's folder or inside the ack; or it is one of the base's
-    levels that now stands for more batches, because nothing has changed since.
+    The last level is either new, with runs below the grant's folder or inside the ack, or it is one of the base's
+    levels, which now stands for more batches because nothing has changed since.
     """
     *kept, last = levels
     begins_at = grant.known[0].before if grant.known else grant.base

@@ -33,7 +33,7 @@ class _Subtask:
     due_s: float
     """When the next materialization is due, by a monotonic clock."""
     rests_until_s: float = -math.inf
-    """Until then the log's size is no reason for the next one."""
+    """Until then, the size of the log does not make the next one due."""
     base_bytes: int = 0
     """Size of the materialized state."""
     log_bytes: int = 0
@@ -49,7 +49,7 @@ class _Subtask:
     started_s: float | None = None
     """When the last materialization started; None if none has."""
     has_backlog: bool = False
-    """Whether large local merges wait."""
+    """Whether large local merges are waiting."""
     failures: int = 0
     """Failures in a row."""
 
@@ -58,8 +58,8 @@ class MaterializationSchedule:
     """Decides after which batches a subtask does a slice of maintenance.
 
     After a batch at most `slots` subtasks do one, as many as run at a time; so the batch becomes longer by one slice.
-    `name` and the subtask decide how much later than the others its first materialization is. Times are those of a
-    monotonic clock.
+    `name` and the subtask's number decide how far a subtask's first materialization is delayed, so that not all are due
+    at once. Times are those of a monotonic clock.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MaterializationSchedule:
         """The subtasks whose materialization has started in the batch."""
 
     def restore(self, history: History, batch: int) -> None:
-        """Take over the history of earlier starts; `batch` is the one before this start's first."""
+        """Continue with the history of earlier starts; `batch` is the one before this start's first."""
         record = history.record(batch)
         if record is None or record.base_map is None:
             return
@@ -132,7 +132,7 @@ class MaterializationSchedule:
         return materializes
 
     def _has_turn(self, one: _Subtask, now_s: float) -> bool:
-        """Whether there is room for all due subtasks with more changesets, so that none waits for ever."""
+        """Whether there is room for all due subtasks with more changesets, so that none waits forever."""
         before = [
             other
             for other in self._subtasks
@@ -170,7 +170,7 @@ class MaterializationSchedule:
             one.has_backlog = has_backlog
 
     def materialized(self, subtask: int, base_bytes: int, stored_bytes: int, now_s: float) -> None:
-        """Note that a subtask's materialized state is durable, of which `stored_bytes` are new."""
+        """Note that a subtask's materialized state is durable; `stored_bytes` of it are new."""
         one = self._subtasks[subtask]
         one.base_bytes = base_bytes
         one.log_bytes = max(0, one.log_bytes - one.log_bytes_before)
@@ -281,9 +281,9 @@ class MaterializationPolicy:
         fits = self._fits(ack, genesis)
         if ack.levels and not ack.has_changeset and not fits:
             raise ProtocolError(
-                f"{self._name}: subtask {ack.task.subtask} names stored state in batch {ack.task.batch} that it was not"
+                f"{self._name}: subtask {ack.task.subtask} names stored state in batch {ack.task.batch} that it is not"
                 " allowed to name.",
-                hint="Do driver and workers run the same version of statelog?",
+                hint="Make sure that driver and workers run the same version of statelog.",
             )
         return fits
 
@@ -303,7 +303,7 @@ class MaterializationPolicy:
     def settle(
         self, batch: OperatorBatch, ack: Ack, levels: list[Level], payload: bytes, *, fits: bool, is_counted: bool
     ) -> JobOutcome:
-        """Decide whether the levels that came with an ack count; if so, they go with the ack that counts.
+        """Decide whether the levels that came with an ack count; if so, attach them to the ack that counts.
 
         `payload` has their runs without a name; `is_counted` says whether the ack itself counts. Raises StorageError
         if the subtask's materializations have failed too often.
@@ -322,7 +322,7 @@ class MaterializationPolicy:
         return JobOutcome.ACCEPTED
 
     def _drop(self, ack: Ack) -> None:
-        """Continue the batch without a job that does not fit its grant, or has none any more."""
+        """Continue the batch without a job that does not fit its grant, or no longer has one."""
         _log.info(
             "%s: a materialization of subtask %d arrived too late and was discarded", self._name, ack.task.subtask
         )
@@ -348,12 +348,12 @@ class MaterializationPolicy:
                 f"{self._name}: the materialization of subtask {ack.task.subtask} failed more than"
                 f" {self._options.tuning.materialization_max_failures} times in a row: {ack.materialization_failure}",
                 kind=ErrorKind.MATERIALIZATION,
-                hint="Fix the cause and start the query again; no state is lost. Until then"
+                hint="Fix the cause and start the query again; no state is lost. Until then,"
                 " Options(tuning=Tuning(materialization=False)) runs it without materialization, but the log grows.",
             )
 
     def committed(self, checkpoint: Checkpoint, acks: Sequence[AcceptedAck]) -> None:
-        """Note that a checkpoint of these acks is durable."""
+        """Note that a checkpoint that consists of these acks is durable."""
         if not checkpoint.revision:
             self.schedule.committed(
                 [accepted.ack.total_bytes for accepted in acks], [accepted.ack.has_backlog for accepted in acks]

@@ -21,7 +21,7 @@ from statelog.rpc.messages import SnapshotSlice, SnapshotView
 _log: Final = get_logger(__name__)
 
 LARGE_SNAPSHOT_BYTES: Final = 16 << 20
-"""Above this size a subtask's operator state is larger than it was made for."""
+"""Above this size, a subtask's operator state is larger than operator state is meant to be."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def redistribute(
     """Deal the elements of old subtasks to new ones.
 
     With the same parallelism each subtask keeps its own elements, except for unions. Otherwise the elements of a list,
-    in the order of the old subtasks, are cut into contiguous pieces, the larger ones first; their sizes differ by one
-    at most. The first piece of a state goes to the subtask after the one that got the last larger piece of the state
+    in the order of the old subtasks, are cut into contiguous pieces, the larger ones first; their sizes differ by at
+    most one. The first piece of a state goes to the subtask after the one that got the last larger piece of the state
     before. Each subtask gets all elements of a union, and one copy of a broadcast state.
 
     `modes` has one element per state, in order of the states' names; `counts` the numbers of elements, shape (old
@@ -106,7 +106,7 @@ def restored_views(before: Checkpoint, declared: set[str], parallelism: int) -> 
 
 def _view(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> SnapshotView:
     held = [sum(of_subtask) for of_subtask in before.element_counts]
-    # An empty snapshot serves as well as none, and need not be written again.
+    # An empty snapshot is equivalent to none, and need not be written again.
     subtasks = sorted({share.subtask for share in shares}) or [i for i, count in enumerate(held) if count == 0][:1]
     snapshots = [before.segments[subtask] for subtask in subtasks]
     if len(subtasks) == 1 and sum(share.count for share in shares) == held[subtasks[0]]:
@@ -119,9 +119,9 @@ def _view(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> Sn
 
 
 def warn_of_large_snapshot(snapshot: SegmentRef, noted: set[int], name: str) -> None:
-    """Say in the log that a subtask's operator state is larger than it was made for; once by subtask as a warning.
+    """Log that a subtask's operator state is larger than it is meant to be; once per subtask as a warning.
 
-    `noted` are the subtasks of which that was said.
+    `noted` has the subtasks that have been warned of.
     """
     if snapshot.length <= LARGE_SNAPSHOT_BYTES:
         return
@@ -130,7 +130,7 @@ def warn_of_large_snapshot(snapshot: SegmentRef, noted: set[int], name: str) -> 
     _log.log(
         level,
         "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that changes it;"
-        " keep large states by key",
+        " use keyed state for large states",
         name,
         snapshot.subtask,
         snapshot.length / 1e6,

@@ -1,4 +1,4 @@
-"""The pins of a query, as its coordinator sees them: what they keep, and those it makes itself at intervals."""
+"""The pins of a query, as its coordinator sees them: what they keep, and those that it creates itself at intervals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWNER: Final = "retained_s"
 
 @dataclass(frozen=True)
 class _Point:
-    """A checkpoint that is to be pinned, and the history that names its files."""
+    """A checkpoint to be pinned, and the history that names its files."""
 
     query: QueryHistory
     lasts_s: float
@@ -53,11 +53,11 @@ class RetainedPoints:
         # Filled under the coordinator's lock and emptied by the thread that deletes.
         self._pending: dict[int, _Point] = {}
         self._refused: set[int] = set()
-        """Batches whose pin could not be written, and that have been warned of."""
+        """Batches whose pin could not be written, after a warning about them."""
 
     @property
     def pending(self) -> list[int]:
-        """The batches of the checkpoints that are to be pinned."""
+        """The batches of the checkpoints to be pinned."""
         return list(self._pending)
 
     def open(self, query: QueryHistory, first_batch: int) -> None:
@@ -72,7 +72,7 @@ class RetainedPoints:
             try:
                 pin = read_pin(self._store, info.name)
             except Exception:
-                continue  # whoever deletes says so
+                continue  # the deletion logs it
             if pin is None or not pin.holds or pin.owner != OWNER or has_expired(pin, info, now_s):
                 continue
             if not pin.is_on_line(query):
@@ -114,7 +114,7 @@ class RetainedPoints:
                     clock=self._clock,
                 )
             except PinExpiredError:
-                # A newer start owns the location, and has given the checkpoint up or made another one.
+                # A newer start owns the location, and has dropped the checkpoint or written another one.
                 _log.info("%s: checkpoint %d is no longer retained, so it is not pinned", self._name, batch)
             except Exception as error:
                 level = logging.DEBUG if batch in self._refused else logging.WARNING
@@ -144,14 +144,14 @@ class StandingPins:
         self._consumers_from: dict[str, int] = {}
         self._seen_through = INITIAL_BATCH - 1
         self.oldest_place = EntryPlace(0, 0)
-        """No pin means an entry in front of this place that had been taken back when the pins were listed."""
-        # Of all objects that pins name; None while a pin cannot be read. Replaced as a whole: other threads look here.
+        """No pin refers to an entry before this place that had been taken back when the pins were listed."""
+        # All objects that pins name; None while a pin cannot be read. Replaced as a whole: other threads look here.
         self._names: frozenset[str] | None = frozenset()
 
     def look(self, query: QueryHistory) -> list[str]:
         """List the pins; return the names of those that are over. StorageError if they cannot be listed.
 
-        A pin is over if it has expired, or if it is a consumer's that is too far behind by the history up to now.
+        A pin is over if it has expired, or if its consumer is too far behind according to the history up to now.
         """
         now_s = self._clock.now_s()
         latest = query.latest
@@ -178,7 +178,7 @@ class StandingPins:
                 # Damaged, or of a form that no version writes: other pins must still count.
                 unreadable.add(info.name)
                 if info.name not in self._unreadable:
-                    _log.warning("%s cannot be read, so nothing is deleted while it stands: %s", info.name, error)
+                    _log.warning("%s cannot be read, so nothing is deleted while it exists: %s", info.name, error)
                 continue
             standing[info.name] = pin
             places.append(place)
@@ -206,7 +206,7 @@ class StandingPins:
         if name not in self._behind:
             self._behind.add(name)
             _log.warning(
-                "%s, the pin of %s, is over: the changes since batch %d take %d bytes, and it keeps at most %d."
+                "%s, the pin of %s, is over: the changes since batch %d take %d bytes, but it keeps at most %d."
                 " [consumer-behind]",
                 name,
                 pin.owner,
@@ -223,7 +223,7 @@ class StandingPins:
     def changes_from(self, identity: str) -> int:
         """The first batch whose changes of an operator must stay.
 
-        Some consumer needs them, or may, as its pin was not seen yet or cannot be read.
+        Some consumer needs them, or may need them because its pin has not been seen yet or cannot be read.
         """
         unseen = INITIAL_BATCH if self._unreadable else self._seen_through + 1
         return min(self._consumers_from.get(identity, unseen), unseen)
@@ -233,5 +233,5 @@ class StandingPins:
         return self._names is None or name in self._names
 
     def need_any(self, is_meant: Callable[[str], bool]) -> bool:
-        """Whether a standing pin needs an object of some kind, or one that cannot be read may."""
+        """Whether a standing pin needs an object of some kind, or a pin that cannot be read may need one."""
         return self._names is None or any(map(is_meant, self._names))

@@ -36,10 +36,10 @@ _OF_SUBTASKS: Final = {
     "per_subtask_changed_bytes": ("Stored size of the changesets.", "bytes"),
     "per_subtask_restore_s": ("Time until the state could be read.", "seconds"),
     "per_subtask_read_s": ("Time for looking up state.", "seconds"),
-    "per_subtask_processor_s": ("Time in the processor, with the conversion of rows and values.", "seconds"),
+    "per_subtask_processor_s": ("Time in the processor, including the conversion of rows and values.", "seconds"),
     "per_subtask_encode_s": ("Time for encoding changes and writing them to the local disk.", "seconds"),
-    "per_subtask_upload_s": ("Time of waiting until objects were written.", "seconds"),
-    "per_subtask_wait_s": ("Time of waiting for the driver, for Spark and for other subtasks.", "seconds"),
+    "per_subtask_upload_s": ("Time spent waiting until objects were written.", "seconds"),
+    "per_subtask_wait_s": ("Time spent waiting for the driver, for Spark and for other subtasks.", "seconds"),
 }
 _BOUNDS: Final = {
     "seconds": (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
@@ -158,21 +158,21 @@ class OperatorTotals:
 
 
 class Totals:
-    """The numbers of all operators whose queries run."""
+    """The numbers of all operators whose queries are running."""
 
     def __init__(self) -> None:
         self._operators: dict[tuple[str, str], OperatorTotals] = {}
         self._lock = threading.Lock()
 
     def begin(self, query_id: str, uid: str) -> OperatorTotals:
-        """An operator starts; its numbers start over."""
+        """Note that an operator starts; its numbers start over."""
         totals = OperatorTotals(query_id, uid)
         with self._lock:
             self._operators[query_id, uid] = totals
         return totals
 
     def end(self, totals: OperatorTotals) -> None:
-        """A start is over; the numbers of a newer one stay."""
+        """Note that a start is over; the numbers of a newer start stay."""
         with self._lock:
             if self._operators.get((totals.query_id, totals.uid)) is totals:
                 del self._operators[totals.query_id, totals.uid]

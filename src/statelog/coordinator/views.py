@@ -1,4 +1,4 @@
-"""The state that the subtasks of an operator start a batch from; for its first batch it may be given."""
+"""The state from which the subtasks of an operator start a batch; for its first batch, the state may be given."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Views:
     heads: list[bytes]
     """Digests of the states before the batch."""
     timers_after_ms: list[int]
-    """Up to this time all timers have fired in this start."""
+    """The time up to which all timers have fired in this start."""
     arrivals_after_ms: list[int]
-    """Up to this time the limits of all arrivals are over in this start."""
+    """The time up to which the limits of all arrivals are over in this start."""
     snapshots: list[SnapshotView]
     """State of an unkeyed operator; empty if the operator is keyed."""
 

@@ -32,7 +32,7 @@ class BaseView:
     """The materialized state that a subtask starts from, and the changes to add to it."""
 
     levels: list[Level]
-    """Oldest first; empty for the empty state."""
+    """Levels of the materialized state, oldest first; empty for the empty state."""
     digest: bytes
     """Digest of the state in the levels."""
     gaps: list[Gap]
@@ -71,7 +71,7 @@ class BaseMap:
     ranges: tuple[BaseRange, ...] = ()
     """Disjoint, in order of hashes. Hashes outside of them have no base."""
     begins_at: int = 0
-    """The batch with which the operator's state begins: the first one whose changes count where no base does."""
+    """The batch with which the operator's state begins: the first whose changes count for hashes without a base."""
 
     def replace(self, base: Base) -> Replacement:
         """Let a base count for all key hashes of its subtask."""
@@ -113,7 +113,7 @@ class BaseMap:
 
     @cached_property
     def through(self) -> int:
-        """The last batch that every key's base includes; the one before the state's begin if some keys have none."""
+        """The last batch that every key's base includes; the one before the state begins if some keys have none."""
         return min(gap.first_batch for gap in self._gaps(self.ranges, HashRange(0, _LAST_HASH))) - 1
 
     def base_of(self, subtask: int, parallelism: int) -> Base | None:

@@ -20,32 +20,32 @@ from statelog.storage import Store
 
 
 class OperatorFootprint(msgspec.Struct, frozen=True):
-    """What a checkpoint needs of an operator, besides the entries."""
+    """The part of an operator that a checkpoint needs, besides the entries."""
 
     identity: str
     uid: str
-    """Its name at the time."""
+    """The operator's name at the time."""
     base_ranges: list[BaseRange]
     """The materialized states that count in the checkpoint, or in the state that a consumer builds on."""
     state_bytes: int
-    """What a reader of the whole state reads, besides the log's entries."""
+    """Bytes that a reader of the whole state reads, besides the log's entries."""
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint of some operators of its query, and all that these need; or their changes up to it."""
+    """A checkpoint of some operators of its query, and everything that they need; or their changes up to it."""
 
     query_id: str
     batch: Natural
     token: bytes
-    """Of the checkpoint's entry."""
+    """Token of the checkpoint's entry."""
     batch_time_ms: int
     """Milliseconds since the Unix epoch."""
     entries: list[EntryPlace]
-    """The entries that the checkpoint is made of, oldest first; its own is the last."""
+    """The places of the entries that the checkpoint is made of, oldest first; its own entry is the last."""
     operators: list[OperatorFootprint]
     """In order of their names."""
     objects: list[str]
-    """All objects that the operators need, those of the log included, sorted."""
+    """All objects that the operators need, including those of the log, sorted."""
     since: int | None = None
     """If not None, the changes of each batch from this one on are needed, too."""
 
@@ -55,8 +55,8 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Footprint:
         """The footprint of a checkpoint that the history can restore.
 
-        `operators` are the identities of those that count; None for all. With `since` the changes of each batch from
-        that one on count as well.
+        `operators` are the identities of the operators that count; None for all. With `since`, the changes of each
+        batch from that one on count as well.
         """
         entry = query.at(batch)
         assert entry is not None, f"checkpoint {batch} is not there"
@@ -118,11 +118,11 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """What a reader of the whole checkpoint reads, besides the log's entries."""
+        """Bytes that a reader of the whole checkpoint reads, besides the log's entries."""
         return sum(one.state_bytes for one in self.operators)
 
     def operator(self, identity: str) -> OperatorFootprint | None:
-        """What an operator needs; None if it is not one of them."""
+        """The footprint of an operator; None if the operator is not one of these."""
         return next((one for one in self.operators if one.identity == identity), None)
 
     def is_on_line(self, query: QueryHistory) -> bool:
@@ -136,7 +136,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _is_of_checkpoint(self) -> bool:
-        """Whether its entries make a checkpoint, and not changes alone."""
+        """Whether its entries make a checkpoint, and not only changes."""
         return True
 
     def _retains(self, query: QueryHistory, state_at: int | None) -> bool:
@@ -177,13 +177,13 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
             frame = reader.frame_at(place.offset, sys.maxsize)
             if frame is None or not isinstance(frame.entry, QueryCheckpoint):
                 raise CorruptionError(
-                    f"{name}: the entry at offset {place.offset}, which a pin names, is no checkpoint.",
+                    f"{name}: the entry at offset {place.offset}, which a pin names, is not a checkpoint.",
                     hint="Restore the file from a copy.",
                 )
             found.append(frame.entry)
         if found[-1].token != self.token:
             raise CorruptionError(
-                f"The entries that a pin of checkpoint {self.batch} names are not those of its time.",
+                f"The entries that a pin of checkpoint {self.batch} names are not those that it was made for.",
                 hint="Restore the log from a copy.",
             )
         return found

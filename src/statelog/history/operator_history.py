@@ -20,7 +20,7 @@ from statelog.runs import digests
 from statelog.runs.key_groups import KEY_GROUPS
 
 _ENTRY_BYTES: Final = 256
-"""What an entry takes, roughly, besides its references to segments."""
+"""The approximate size of an entry, without its references to segments."""
 _REFERENCE_BYTES: Final = 100
 
 
@@ -30,7 +30,7 @@ class Record:
 
     checkpoint: Checkpoint
     base_map: BaseMap | None
-    """None if the entries with the bases are gone; the checkpoint then cannot be restored."""
+    """The base map; None if the entries with the bases are gone: the checkpoint then cannot be restored."""
     base_map_since: int
     """The log has the bases from this batch's entry on."""
     added: list[BaseRange]
@@ -54,7 +54,7 @@ class Record:
 
     @property
     def changes_through(self) -> int:
-        """Bytes of the same changes and of its own, with their entries, roughly."""
+        """The approximate bytes of the same changes and of its own, including their entries."""
         references = sum([segment.length + _REFERENCE_BYTES for segment in self.checkpoint.segments])
         return self.changes_before + _ENTRY_BYTES + references
 
@@ -80,7 +80,7 @@ class Record:
     def _group(self) -> Extent | None:
         """The bytes that hold the changesets of several subtasks side by side; None if they are too many.
 
-        Inside the log entry that is the changes of all operators: a host reads them once.
+        Inside the log entry, these are the changes of all operators: a host reads them once.
         """
         segments, (start, end) = self.checkpoint.segments, self.checkpoint.inside
         inside = self.checkpoint.place.inside(segments)
@@ -99,8 +99,8 @@ class History:
     """The checkpoints of one operator that can be restored, by batch.
 
     A later checkpoint of a batch replaces the earlier one and all of later batches: a newer start repeated the batch,
-    or a later attempt of the same start had another result. One that begins the operator's state needs no earlier ones.
-    Checkpoints that hold the whole state need none either; others need those after their bases.
+    or a later attempt of the same start had another result. A checkpoint that begins the operator's state needs no
+    earlier ones, nor do checkpoints that hold the whole state. Other checkpoints need those after their bases.
     """
 
     def __init__(self, checkpoints: Iterable[Checkpoint] = ()) -> None:
@@ -126,7 +126,7 @@ class History:
 
     @classmethod
     def on_base(cls, base_ranges: Iterable[BaseRange], checkpoints: Sequence[Checkpoint]) -> History:
-        """Successive checkpoints as changes of a materialized state, whatever was materialized meanwhile."""
+        """Successive checkpoints as changes of a materialized state, whatever was materialized in between."""
         ranges = list(base_ranges)
         return cls(
             replace(checkpoint, bases=[], base_ranges=None if number else ranges)
@@ -183,7 +183,7 @@ class History:
 
     @property
     def begins_empty(self) -> bool:
-        """Whether the changes of all batches are there, and nothing was before the first one."""
+        """Whether the changes of all batches are present, and there was no state before the first one."""
         first = self._records[0] if self._records else None
         return first is not None and first.checkpoint.begins and first.base_map == BaseMap(begins_at=first.batch)
 
@@ -252,7 +252,7 @@ class History:
     def retain(self, oldest: int, changes_from: int | None = None) -> list[Record]:
         """Drop checkpoints before a batch, unless later ones build on them; return them.
 
-        Those from `changes_from` on stay too.
+        Checkpoints from `changes_from` on also stay.
         """
         count = self._place(self._kept_from(oldest, changes_from))
         given_up = self._records[:count]
@@ -268,7 +268,7 @@ class History:
     def needed_from(self, oldest: int) -> int:
         """The first batch whose entry is needed to restore a batch, or the oldest one after it.
 
-        It is after the newest if that is before `oldest`: the operator has left the query.
+        It is after the newest checkpoint if that is before `oldest`: the operator has left the query.
         """
         if self._records and self._records[-1].batch < oldest:
             return self._records[-1].batch + 1
@@ -283,7 +283,7 @@ class History:
         return self.needed_from(self.retained_from)
 
     def changes_bytes(self, first: int) -> int:
-        """What the changes of a batch and of all later ones take, with those of their entries."""
+        """Bytes of the changes of a batch and of all later ones, including their entries."""
         place = self._place(first)
         if place == len(self._records):
             return 0
@@ -319,7 +319,7 @@ class History:
     def digest(self, genesis: bytes, subtask: int, parallelism: int, batch: int) -> bytes:
         """Digest of a subtask's state after a batch, in any parallelism.
 
-        `genesis` is the digest of its empty state, the state after batch -1.
+        `genesis` is the digest of its empty state, that is, the state after batch -1.
         """
         view = self._view(genesis, subtask, parallelism, batch)
         digest = view.digest

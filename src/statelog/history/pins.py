@@ -1,9 +1,9 @@
-"""Pins: objects that keep a checkpoint readable while they stand, whoever made them.
+"""Pins: objects that keep a checkpoint readable while they exist, whoever created them.
 
-A pin names everything that its checkpoint needs. The coordinator and the makers of pins share no lock; the order of
-their steps decides. A maker writes the pin, *then* reads the log again: the pin holds if the checkpoint is still
+A pin names everything that its checkpoint needs. The coordinator and the creators of pins share no lock; the order of
+their steps decides. A creator writes the pin, *then* reads the log again: the pin holds if the checkpoint is still
 retained. The coordinator deletes only what no durable entry retains, and lists the pins *after* it has chosen what may
-go. So whatever a pin that holds names is not deleted before the pin is removed or has expired.
+go. So nothing that is named by a pin that holds is deleted before the pin is removed or has expired.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from statelog.storage import ObjectInfo, Store
 from statelog.storage.store import if_present
 
 MARGIN_S: Final = 60.0
-"""A pin counts so much longer than it lasts, since clocks differ."""
+"""A pin counts for this much longer than it lasts, because clocks differ."""
 
 _KIND: Final = "statelog pin"
 _VERSION: Final = 1
@@ -46,51 +46,51 @@ class Branch(msgspec.Struct, frozen=True, tag="branch"):
     """For a branch that continues from the checkpoint."""
 
     location: str
-    """Of the branch's state; absolute."""
+    """Location of the branch's state; absolute."""
 
 
 class Consumer(msgspec.Struct, frozen=True, tag="consumer"):
     """For a consumer of changes.
 
-    Instead of a checkpoint, the changes of each batch from the footprint's `since` on are kept, those of batches after
-    its own too.
+    Instead of a checkpoint, the changes of each batch from the footprint's `since` on are kept, including those of
+    batches after its own.
     """
 
     max_bytes: int
-    """Changes that take more are not kept any longer."""
+    """Changes that take more bytes are no longer kept."""
     state_at: int | None = None
-    """If not None, the state after this batch is kept too: the `base_ranges`, and the changes from `since` on that
-    these lack.
+    """If not None, the state after this batch is also kept: the `base_ranges`, and the changes from `since` on that
+    they lack.
     """
     state_token: bytes = b""
-    """Of that batch's entry."""
+    """Token of that batch's entry."""
 
 
 class PinnedBase(msgspec.Struct, frozen=True):
-    """What the state after a batch, and after each later one, can be made of."""
+    """The parts from which the state after a batch, and after each later one, can be made."""
 
     batch: int
     token: bytes
-    """Of the batch's entry; empty for the empty state before batch 0."""
+    """Token of the batch's entry; empty for the empty state before batch 0."""
     since: int
-    """The first batch whose changes are needed beside the materialized states; not after `batch` if that has an entry.
+    """The first batch whose changes are needed in addition to the bases; not after `batch` if that has an entry.
     """
     ranges: list[BaseRange]
     """The materialized states that count in the batch's checkpoint."""
 
 
 class Pin(Footprint, frozen=True, kw_only=True):
-    """A footprint, and the promise that all of it stays."""
+    """A footprint, and the promise that everything in it stays."""
 
     owner: str
-    """Who made the pin, and what for. A consumer finds its own by it."""
+    """Who created the pin, and what for. A consumer finds its own pin by it."""
     made_ms: int
-    """Milliseconds since the Unix epoch, by the maker's clock."""
+    """Milliseconds since the Unix epoch, by the creator's clock."""
     lasts_s: float | None
-    """From the modification time that the store gives the pin; None is for ever."""
+    """Counted from the modification time that the store gives the pin; None for no limit."""
     purpose: Hold | Branch | Consumer
     holds: bool = False
-    """Whether its maker has seen that it holds, so that others may rely on it."""
+    """Whether its creator has seen that it holds, so that others may rely on it."""
 
     @classmethod
     def on(
@@ -107,12 +107,12 @@ class Pin(Footprint, frozen=True, kw_only=True):
 
     @property
     def consumer(self) -> Consumer | None:
-        """The consumer that it is for."""
+        """The consumer that the pin is for."""
         return self.purpose if isinstance(self.purpose, Consumer) else None
 
     @property
     def branch(self) -> str:
-        """The absolute location of the branch that it is for; empty for other pins."""
+        """The absolute location of the branch that the pin is for; empty for other pins."""
         return self.purpose.location if isinstance(self.purpose, Branch) else ""
 
     @property
@@ -140,7 +140,7 @@ class Pin(Footprint, frozen=True, kw_only=True):
         return self._retains(query, self.consumer.state_at if self.operators[0].base_ranges else None)
 
     def _read_entries(self, store: Store) -> list[QueryCheckpoint]:
-        """As a footprint's; PinExpiredError if the pin, and then what it names, was deleted meanwhile."""
+        """As for a footprint; PinExpiredError if the pin, and then what it names, was deleted in the meantime."""
         try:
             return super()._read_entries(store)
         except StorageError as error:
@@ -153,7 +153,7 @@ class Pin(Footprint, frozen=True, kw_only=True):
         return any(pin is not None and (pin.owner, pin.token) == (self.owner, self.token) for pin in found)
 
     def with_later(self, query: QueryHistory) -> Pin:
-        """A consumer's pin that names the changes of later batches of a history too; other pins as they are."""
+        """A consumer's pin that also names the changes of later batches of a history; other pins unchanged."""
         if self.consumer is None:
             return self
         [own] = self.operators
@@ -173,7 +173,7 @@ class Pin(Footprint, frozen=True, kw_only=True):
         )
 
     def covers(self, other: Pin) -> bool:
-        """Whether it keeps all that another pin names: that of the same checkpoint, or of another consumer."""
+        """Whether it keeps everything that another pin of the same checkpoint, or of another consumer, names."""
         mine = {one.identity for one in self.operators}
         if not mine.issuperset(one.identity for one in other.operators):
             return False
@@ -184,7 +184,7 @@ class Pin(Footprint, frozen=True, kw_only=True):
 
 
 def standing_pins(store: Store, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
-    """The pins of checkpoints that hold for others and stand for a while yet, of one batch or of all.
+    """The pins of checkpoints that hold for others and will exist for a while, of one batch or of all.
 
     They come in order of their batches. Raises the errors of :func:`read_pin`.
     """
@@ -201,14 +201,14 @@ def pins_of(
 
 
 def consumer_pins(store: Store, identity: str, now_s: float) -> Iterator[tuple[ObjectInfo, Pin]]:
-    """The pins of an operator's consumers that hold and stand for a while yet; raises those of :func:`read_pin`."""
+    """The pins of an operator's consumers that hold and will exist for a while; raises as :func:`read_pin`."""
     for info, pin in holding_pins(store, now_s):
         if pin.consumer is not None and pin.operator(identity) is not None:
             yield info, pin
 
 
 def holding_pins(store: Store, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
-    """The pins of both kinds that hold for others and stand for a while yet; raises the errors of :func:`read_pin`."""
+    """The pins of both kinds that hold for others and will exist for a while; raises the errors of :func:`read_pin`."""
     for info in store.list(f"{PINS_FOLDER}/" if batch is None else f"{PINS_FOLDER}/{batch:020}-"):
         pin = read_pin(store, info.name)
         if pin is not None and pin.holds and not has_expired(pin, info, now_s, -MARGIN_S):
@@ -216,12 +216,12 @@ def holding_pins(store: Store, now_s: float, batch: int | None = None) -> Iterat
 
 
 def pin_name(batch: int, token: bytes) -> str:
-    """The object of a pin; `token` is unique."""
+    """The object name of a pin; `token` is unique."""
     return f"{PINS_FOLDER}/{batch:020}-{token.hex()}.json"
 
 
 def write_pin(store: Store, name: str, pin: Pin) -> None:
-    """Store a pin; whether it holds is for the maker to see."""
+    """Store a pin; its creator has to see whether it holds."""
     store.put_if_absent(name, seal(pin, _KIND, _VERSION))
 
 
@@ -238,7 +238,7 @@ def read_pin(store: Store, name: str) -> Pin | None:
         raise CorruptionError(
             f"{name}: the pin does not say what it keeps.",
             kind=ErrorKind.FORMAT,
-            hint="Only another program can have written it. See who may write there.",
+            hint="Only another program can have written it. Check who may write there.",
         )
     return pin
 
@@ -254,9 +254,9 @@ def retry_given_up(
     is_fixed: bool = False,
     errors: tuple[type[StatelogError], ...] = (PinExpiredError,),
 ) -> _Result:
-    """Choose a checkpoint and read it, or pin it; again if it was given up meanwhile, as its query runs.
+    """Choose a checkpoint and read it, or pin it; try again if its running query dropped it in the meantime.
 
-    One that `is_fixed`, because a user has named it, is not there again. `errors` say that a checkpoint was given up.
+    One that `is_fixed`, because a user has named it, will not come back. `errors` say that a checkpoint was dropped.
     """
     for _ in range(1 if is_fixed else _ATTEMPTS):
         try:
@@ -267,12 +267,12 @@ def retry_given_up(
 
 
 class HeldPin:
-    """A pin that its maker renews, and removes at the end.
+    """A pin that its creator renews, and removes at the end.
 
-    `lasts_s` is None for a pin that does not expire. With `is_shared` others may rely on it too.
+    `lasts_s` is None for a pin that does not expire. With `is_shared`, others may rely on it, too.
 
-    Making one raises PinExpiredError if what it names is no longer retained, and StorageError if the store takes no
-    pin, such as for want of the right to write.
+    Creating one raises PinExpiredError if what it names is no longer retained, and StorageError if the store does not
+    accept the pin, for example without the right to write.
     """
 
     def __init__(
@@ -301,10 +301,10 @@ class HeldPin:
             raise
 
     def _require_hold(self, is_shared: bool) -> None:
-        """See whether the pin that was written holds; a shared one says so then. PinExpiredError if it does not."""
+        """See whether the pin that was written holds; if so, mark a shared one. PinExpiredError if it does not hold."""
         later = self._pin.with_later(self._read_retaining())
         if later != self._pin:
-            # The query may have listed the pins after these batches and before the pin. Later lists have one of both.
+            # The query may have listed the pins after these batches and before the pin. Later lists have either.
             self._pin = later
             self._replace()
             self._read_retaining()
@@ -313,7 +313,7 @@ class HeldPin:
             self._replace()
 
     def _read_retaining(self) -> QueryHistory:
-        """Read the log; PinExpiredError unless it, or another pin, keeps all that the pin names."""
+        """Read the log; PinExpiredError unless the log, or another pin, keeps everything that the pin names."""
         query = read_history(self._store)
         if not (self._pin.is_retained(query) or self._another_stands()):
             raise gone(self._pin)
@@ -324,7 +324,7 @@ class HeldPin:
         former = self.name
         self.name, made_s = self._write()
         self._remove(former)
-        self._require_time_left(self._made_s)  # it must have stood until the new one did
+        self._require_time_left(self._made_s)  # it must have existed until the new one did
         self._made_s = made_s
 
     def _write(self) -> tuple[str, float]:
@@ -333,7 +333,7 @@ class HeldPin:
         try:
             write_pin(self._store, name, self._pin)
         except BaseException:
-            self._remove(name)  # it may be there all the same
+            self._remove(name)  # it may exist nevertheless
             raise
         return name, before_s
 
@@ -342,7 +342,7 @@ class HeldPin:
         passed_s = self._clock.monotonic_s() - made_s
         if self._lasts_s is not None and passed_s > self._lasts_s:
             raise PinExpiredError(
-                f"The pin of checkpoint {self._pin.batch} of {_names(self._pin)} lasted {self._lasts_s:g} s, and the"
+                f"The pin of checkpoint {self._pin.batch} of {_names(self._pin)} lasted {self._lasts_s:g} s, but the"
                 f" reader has not asked for rows for {passed_s:.0f} s.",
                 hint="Read the rows faster, or read from a savepoint.",
             )
@@ -353,7 +353,7 @@ class HeldPin:
         return any(other.covers(self._pin) for _, other in found)
 
     def keep(self) -> None:
-        """Make the pin anew once half of its time is over; PinExpiredError if all of it is."""
+        """Renew the pin once half of its time is over; PinExpiredError if all of it is."""
         if self._lasts_s is None:
             return
         self._require_time_left(self._made_s)
@@ -379,10 +379,10 @@ def is_retained(store: Store, needed: Footprint) -> bool:
 
 
 def gone(needed: Footprint) -> PinExpiredError:
-    """The error of a checkpoint whose files may be gone."""
+    """The error for a checkpoint whose files may be gone."""
     return PinExpiredError(
         f"Checkpoint {needed.batch} of {_names(needed)} is no longer retained.",
-        hint="Read a newer one, or retain more: Options(retained_checkpoints=...).",
+        hint="Read a newer checkpoint, or retain more: Options(retained_checkpoints=...).",
     )
 
 

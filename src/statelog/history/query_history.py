@@ -25,7 +25,7 @@ _START: Final = EntryPlace(0, 0)
 
 @dataclass
 class Line:
-    """The entries of a log that count now, and what is known of those that do not.
+    """The entries of a log that count now, and what is known about those that do not.
 
     Each checkpoint follows another one. A start that repeats a batch, a revision, and a claim that goes back to an
     earlier checkpoint take back what comes after it. The line is what is left.
@@ -34,14 +34,14 @@ class Line:
     entries: list[QueryCheckpoint] = field(default_factory=list)
     """Oldest first, of successive batches."""
     cuts: list[Cut] = field(default_factory=list)
-    """What was taken back: entries of batches after a cut's, in front of its place. In order of batches and places."""
+    """What was taken back: the entries before a cut's place of batches after its batch. By batch and place."""
     retained_from: int = INITIAL_BATCH
-    """The oldest batch whose files have not been given up, not even by an entry that was taken back since."""
+    """The oldest batch whose files have not been given up, not even by an entry that was later taken back."""
 
     def add(self, entry: QueryCheckpoint, *, may_replace: bool = False) -> None:
         """Let a later entry count, in place of those of its own batch and of later ones.
 
-        It `may_replace` one that is not known, because its write was not seen to succeed.
+        It `may_replace` an entry that is not known because its write was not seen to succeed.
         """
         if not self.entries:
             for cut in entry.cuts:
@@ -69,11 +69,11 @@ class Line:
         self.retained_from = min(self.retained_from, batch)
 
     def _note(self, cut: Cut) -> None:
-        # A later cut at an earlier batch takes back all that the former one does.
+        # A later cut at an earlier batch takes back everything that the former one does.
         self.cuts = [*(earlier for earlier in self.cuts if earlier.batch < cut.batch), cut]
 
     def drop_cuts(self, before: EntryPlace) -> None:
-        """Forget what was taken back if nothing speaks of an entry in front of `before` any more."""
+        """Forget what was taken back if nothing refers to an entry before `before` any more."""
         self.cuts = [cut for cut in self.cuts if before < cut.place]
 
     def at(self, batch: int) -> QueryCheckpoint | None:
@@ -103,9 +103,9 @@ class QueryHistory:
         self._names: dict[str, str] = {}
         self._ended: set[str] = set()
         self.begins_at: tuple[str, int] | None = None
-        """The query whose state may begin with a batch, and that batch: a tool has said so, or it did."""
+        """The query whose state may begin with a batch, and that batch: a tool has allowed it, or it has begun."""
         self.parent: Parent | None = None
-        """The parent that the newest entry names, on whichever line it is: it says what the location's files need."""
+        """The parent that the newest entry names, on whichever line: it says what the location's files need."""
         for entry in entries:
             match entry:
                 case Claim():
@@ -141,7 +141,7 @@ class QueryHistory:
         self.parent = entry.parent
         self._names |= {section.identity: section.uid for section in entry.sections}
         if not entry.follows:
-            # Of a query that was given its state, the first checkpoint cannot be made again.
+            # If a query was given its state, its first checkpoint cannot be made again.
             is_begun = entry.retained_from < entry.batch
             self.begins_at = (entry.query_id, entry.batch) if is_begun else None
 
@@ -204,14 +204,14 @@ class QueryHistory:
         return next((entry for entry in self._line.entries if self.has_batch(entry.batch)), None)
 
     def has_on_line(self, batch: int, token: bytes, place: EntryPlace) -> bool:
-        """Whether a stored name of an entry means one that counts now, or did when it was deleted.
+        """Whether a stored reference to an entry means one that counts now, or did when it was deleted.
 
         It is the entry of a batch, with a token, at a place in the log.
         """
         return self._line.has(batch, token, place)
 
     def drop_cuts(self, before: EntryPlace) -> None:
-        """Forget what was taken back if no name of an entry in front of `before` is stored."""
+        """Forget what was taken back if no reference to an entry before `before` is stored."""
         oldest = self._line.entries[0].place if self._line.entries else _START
         self._line.drop_cuts(min(before, oldest))
 
@@ -219,7 +219,7 @@ class QueryHistory:
 
     @property
     def histories(self) -> dict[str, History]:
-        """The operators' histories, by identity; also of operators that only older checkpoints have."""
+        """The operators' histories, by identity, including operators that only older checkpoints have."""
         return self._histories
 
     def histories_at(self, batch: int) -> Iterator[History]:
@@ -254,7 +254,7 @@ class QueryHistory:
 
     @property
     def ended(self) -> list[str]:
-        """The identities that have ended and that entries still have sections of, sorted."""
+        """The identities that have ended, but of which entries still have sections, sorted."""
         if not self._ended:
             return []
         mentioned = {section.identity for entry in self._line.entries for section in entry.sections}
@@ -265,7 +265,7 @@ class QueryHistory:
     def log_start(self, oldest: int, batch: int, changes_from: dict[str, int]) -> int | None:
         """The first log file with a needed entry, once the checkpoint of a batch is written; None if only that is.
 
-        `oldest` is the oldest batch that a rewind can reach; of the operators in `changes_from` the entries since a
+        `oldest` is the oldest batch that a rewind can reach; for the operators in `changes_from`, the entries since a
         batch are needed, too.
         """
         starts = [
@@ -286,8 +286,8 @@ class QueryHistory:
     def retain(self, oldest: int, changes_from: dict[str, int]) -> tuple[list[Record], list[StoredRun]]:
         """Drop checkpoints before a batch, unless later ones build on them; those of `changes_from` stay, too.
 
-        Returns the operators' dropped records, and the materialized runs of operators that have left the query and of
-        which nothing stays.
+        Returns the operators' dropped records, and the materialized runs of operators that have left the query and have
+        nothing left.
         """
         given_up: list[Record] = []
         left: list[StoredRun] = []
@@ -315,7 +315,7 @@ class QueryHistory:
         missing += [before + 1 for before, batch in pairwise(batches) if batch != before + 1]
         if missing:
             raise CorruptionError(
-                f"{name}: the log lacks checkpoint {min(missing)}, which later ones build on: files of it are gone.",
+                f"{name}: the log lacks checkpoint {min(missing)}, which later ones build on: files of it are missing.",
                 kind=ErrorKind.OBJECT_MISSING,
                 hint="Restore the log's folder from a copy; the state cannot be rebuilt without them.",
             )

@@ -10,7 +10,7 @@ from statelog.log.references import Level, SegmentRef
 from statelog.runs.key_groups import HashRange
 
 SHARED_BYTES: Final = 1 << 20
-"""Bytes that several subtasks need are read at once up to this size: the request takes the time, not the bytes."""
+"""Up to this size, bytes that several subtasks need are read at once: the request takes the time, not the bytes."""
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -27,9 +27,9 @@ class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     segment: SegmentRef
     first_hash: int
     last_hash: int
-    """Included."""
+    """The last hash, included."""
     is_shared: bool
-    """Whether the segment may hold other keys too, because its checkpoint has another parallelism."""
+    """Whether the segment may also hold other keys, because its checkpoint has another parallelism."""
     extent: Extent | None = None
     """Holds the segment, if it is worth reading once for all subtasks of a host."""
 
@@ -40,14 +40,14 @@ class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RestorePlan(msgspec.Struct, frozen=True):
-    """The stored levels and changesets that a subtask lacks of a state."""
+    """The stored levels and changesets of a state that a subtask lacks."""
 
     since: bytes
     """Chain digest of the newest state that the subtask has, or has with the levels; genesis if none."""
     first_batch: int
     """The first batch whose changes are read as segments."""
     segments: list[ClippedSegment]
-    """The changes from `since` to the wanted state, oldest first. They may hold other subtasks' keys too."""
+    """The changes from `since` to the wanted state, oldest first. They may also hold other subtasks' keys."""
     levels: list[Level] = []
     """Missing materialized state, oldest first."""
 

@@ -1,4 +1,4 @@
-"""Decides what other settings at a start mean for the stored state: one table of rules, and the values taken over.
+"""Decides what changed settings at a start mean for the stored state: a table of rules, and the inherited values.
 
 A checkpoint records the settings that its state depends on. A setting that differs at the next start is harmless, is
 converted, or is refused by name. No start silently continues with state that does not fit it.
@@ -21,12 +21,12 @@ _log: Final = get_logger(__name__)
 
 
 CLOSED: Final = "closed_ms"
-"""Recorded beside the settings: earlier starts have closed the windows that end up to this time."""
+"""Recorded along with the settings: earlier starts have closed the windows that end up to this time."""
 LATENESS: Final = "allowedLatenessMs"
 AGGREGATE: Final = "aggregate "
 """The name of a ready-made aggregate follows."""
 VALUE_DETAIL: Final = "value of "
-"""The name of an aggregate follows whose values do not follow from its accumulator alone."""
+"""The name of an aggregate follows whose values depend on more than its accumulator."""
 COLUMN_TYPE: Final = "column type of "
 """The name of an aggregate follows whose state depends on the types of its columns, and does not show them."""
 JOIN: Final = "join"
@@ -56,7 +56,7 @@ class Rule:
     names: tuple[str, ...]
     """Names of the settings. A name that ends with a blank stands for all settings that begin with it."""
     judge: Callable[[Settings, Settings], Verdict]
-    """Maps these settings, as recorded and as declared now, to the verdict."""
+    """Maps the recorded and the declared values of these settings to the verdict."""
     effect: str
     """The conversion, or why none is possible; for users."""
     remedy: str = "Use the old setting, or start the query with a new checkpointLocation."
@@ -80,7 +80,7 @@ def _unless_without_timers(stored: Settings, declared: Settings) -> Verdict:
 
 
 def _sizes(stored: Settings, declared: Settings) -> Verdict:
-    """Windows that end with whole old ones and begin later can be put together from the stored panes."""
+    """Windows that end together with old ones and begin later can be assembled from the stored panes."""
     (size, slide, offset), (new_size, new_slide, new_offset) = (
         [int(settings[name]) for name in ("size_ms", "slide_ms", "offset_ms")] for settings in (stored, declared)
     )
@@ -102,7 +102,7 @@ RULES: Final = (
     Rule(
         ("timeMode",),
         _unless_without_timers,
-        "Timers that were registered for one time would never fire, or fire at the wrong moment.",
+        "Timers that were registered in one kind of time would never fire, or fire at the wrong moment.",
     ),
     Rule(("windows",), _refused, "Windows of one kind cannot use the state of another."),
     Rule(("results",), _refused, "One kind of result cannot use the state of another."),
@@ -118,14 +118,14 @@ RULES: Final = (
     Rule(
         (AGGREGATE,),
         _refused,
-        "Open windows have a part of the old result under this name.",
+        "Open windows already have a part of the old result under this name.",
         "Give the new aggregate another alias: it then counts only later rows.",
     ),
     Rule((VALUE_DETAIL,), _equal, "Only readers of state need it: the fractions of quantiles, and types."),
     Rule(
         (COLUMN_TYPE,),
         _refused,
-        "Its state has values of the old type, which have other hashes or another meaning in the new type.",
+        "Its state has values of the old type, which have different hashes or another meaning in the new type.",
         "Cast the column to its old type, or give the aggregate another alias: it then counts only later rows.",
     ),
     Rule((JOIN,), _refused, "Which waiting rows are stored depends on their event time and on what the join returns."),
@@ -201,10 +201,10 @@ def _with_ttl(settings: Settings, states: Sequence[StateSchema]) -> dict[str, in
 
 @dataclass(frozen=True)
 class Inherited:
-    """The values that a start takes over from those before it."""
+    """The values that a start inherits from earlier ones."""
 
     settings: dict[str, int | str] = field(default_factory=dict)
-    """Recorded by the start's checkpoints."""
+    """The settings that the start's checkpoints record."""
     closed_ms: int = NO_TIME_MS
     """Windows that end up to this time are closed, whatever lateness is allowed now."""
     expires_by: dict[str, str] = field(default_factory=dict)
@@ -212,13 +212,13 @@ class Inherited:
 
 
 def inherit(settings: Settings, states: Sequence[StateSchema], before: Checkpoint | None, where: str) -> Inherited:
-    """The values that a start takes over from the checkpoint before its first batch, if there is one."""
+    """The values that a start inherits from the checkpoint before its first batch, if there is one."""
     if before is None:
         return Inherited(dict(settings))
     for change in changes(_with_ttl(before.settings, before.states), _with_ttl(settings, states)):
         if change.verdict is Verdict.CONVERT:
             _log.info("%s: %s. %s", where, change, change.rule.effect)
-    # Up to this time windows were closed as of the checkpoint; their state is gone.
+    # The time up to which windows were closed as of the checkpoint; their state is gone.
     closed_ms = int(before.settings.get(CLOSED, NO_TIME_MS))
     if LATENESS in before.settings:
         closed_ms = max(closed_ms, before.watermark_ms - int(before.settings[LATENESS]))
@@ -291,9 +291,9 @@ class WindowSettings:
     grid: tuple[int, int, int] | None
     """Size, slide and offset of windows of time, milliseconds."""
     aggregates: Mapping[str, str]
-    """The ready-made aggregates by name, such as ``sum(n)``; also removed ones that open windows still hold."""
+    """The ready-made aggregates by name, such as ``sum(n)``, including removed ones that open windows still hold."""
     value_details: Mapping[str, str]
-    """What else their values follow from, by name."""
+    """What else the values of aggregates depend on, by name."""
 
     @classmethod
     def of(cls, settings: Settings) -> WindowSettings | None:

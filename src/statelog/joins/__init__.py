@@ -11,8 +11,8 @@ The life of a row of an interval join:
 1. It meets the waiting rows of the other side in its interval, and those that came in the same batch (`pairs`).
 2. It waits for rows of the other side that are still to come, unless the watermark has passed its interval.
 3. Once the watermark passes the end of its interval, all rows that could match it would be late. It is removed, and
-   returned if nothing matched it and the join returns unmatched rows of its side. With a timeout such a row is
-   returned earlier, once it has waited for its first match for so long in processing time.
+   returned if nothing matched it and the join returns unmatched rows of its side. With a timeout, such a row is
+   returned earlier, once it has waited for its first match for that long in processing time.
 
 Of an as-of join: a left row waits until the watermark passes its time, or is answered at once. A right row is removed
 when the watermark passes a newer one of its key, or its tolerance.
@@ -20,7 +20,7 @@ when the watermark passes a newer one of its key, or its tolerance.
 Words:
 
 - side: one of the two streams, left or right.
-- interval: for a row, the times between which a row of the other side matches it; its bounds belong to it.
+- interval: for a row, the times between which a row of the other side matches it; its bounds are part of it.
 - pair: two rows that match.
 - waiting row: a row in the state that waits for rows of the other side.
 - arrival: the processing time at which a key got rows that may time out.

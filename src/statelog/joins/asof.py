@@ -26,7 +26,7 @@ class AsofJoin(JoinOperator):
     A right row that the watermark has passed is kept only while it is the newest such row of its key, and within the
     tolerance of left rows that are not late. Left rows that wait for the watermark are kept until then.
 
-    Of a key with many rows only those are read that the watermark has passed since they came, or, for left rows that
+    Of a key with many rows, only those are read that the watermark has passed since they came or, for left rows that
     are answered at once, the right rows from the newest one before them to the last of them.
     """
 
@@ -234,7 +234,7 @@ class AsofJoin(JoinOperator):
 def _needed_from(rows: SideRows, until_ms: int) -> Int64s:
     """The places of one key's rows, in order, that left rows from a time on may get: the last of each time.
 
-    Of the rows before that time it is the last one alone. As a time has a thousand microseconds, few rows are left.
+    Of the rows before that time, it is only the last one. As a time has a thousand microseconds, few rows are left.
     """
     is_last = np.ones(len(rows), bool)
     is_last[:-1] = rows.times_us[1:] != rows.times_us[:-1]

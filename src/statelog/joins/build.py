@@ -46,7 +46,7 @@ class JoinInput:
 
     @property
     def others(self) -> StructType:
-        """The columns but for the grouping columns, without their metadata, all nullable."""
+        """The columns except the grouping columns, without their metadata, all nullable."""
         return StructType(
             [StructField(field.name, field.dataType) for field in self.schema if field.name not in self.keys]
         )
@@ -64,13 +64,13 @@ class JoinInput:
             columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.schema)
             raise ConfigurationError(
                 f"{method}: the watermark of the {self.name} side names column {self.time!r}, which is not a"
-                " timestamp column of it.",
+                " timestamp column of that side.",
                 hint=f"Its columns are: {columns}.",
             )
         if self.time in self.keys:
             raise ConfigurationError(
                 f"{method}: the event time of the {self.name} side, {self.time!r}, is a grouping column.",
-                hint="Rows match by a distance of their times: group by the other columns only.",
+                hint="Group by the other columns only: rows match by the distance of their times.",
             )
 
     def side(self, first: int) -> Side:
@@ -100,7 +100,7 @@ class JoinSides:
     """The method that the user calls, for messages."""
     suffixes: Sequence[str] = ("_left", "_right")
     is_case_sensitive: bool = True
-    """Whether the session tells names of columns apart by case."""
+    """Whether the session distinguishes names of columns by case."""
 
     def check(self) -> None:
         """Raise ConfigurationError if the sides do not fit each other."""
@@ -175,7 +175,7 @@ class JoinSides:
         if doubled is not None:
             raise ConfigurationError(
                 f"{self.method}: two output columns are named {doubled!r}.",
-                hint="Equal names get the suffixes; pass others, or rename a column of one side.",
+                hint="Pass other suffixes, or rename a column of one side: equal names get the suffixes.",
             )
         return named
 
@@ -249,8 +249,8 @@ class IntervalDefinition:
         timeout_ms = in_milliseconds(self.timeout, f"{method}: timeout")
         if not any(kind.returns_unmatched):
             raise ConfigurationError(
-                f"{method}: timeout is given, and how={str(kind)!r} returns no rows without a match.",
-                hint="Leave timeout out, or use one of 'left', 'right', 'full' and 'anti'.",
+                f"{method}: timeout is given, but how={str(kind)!r} returns no rows without a match.",
+                hint="Omit timeout, or use one of 'left', 'right', 'full' and 'anti'.",
             )
         return timeout_ms
 
@@ -283,7 +283,7 @@ class IntervalDefinition:
         taken = next((field.name for field in made.own_fields if field.name in given.others.names), None)
         if taken is not None:
             raise ConfigurationError(
-                f"{self.sides.method}: the {given.name} side has a column {taken!r}, which its state uses itself.",
+                f"{self.sides.method}: the {given.name} side has a column {taken!r}, a name that its state uses.",
                 hint="Rename the column.",
             )
         return made

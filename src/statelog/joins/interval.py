@@ -103,7 +103,7 @@ class Condition:
 class IntervalJoin(JoinOperator):
     """Keeps the rows of both sides by key and time, as long as rows that match them can still come.
 
-    Of a key with many waiting rows only those are read that are due, or between the times that new rows match.
+    Of a key with many waiting rows, only those are read that are due, or between the times that new rows match.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class IntervalJoin(JoinOperator):
         self._register(due_ms)
 
     def fire(self, due: DueTimers, moment: Moment) -> Iterator[pa.RecordBatch]:
-        """Remove the rows that wait for nothing any more, and return those that the join returns without a match."""
+        """Remove the rows that no longer wait for anything, and return those that the join returns without a match."""
         keys, next_ms = self._key_codec.decode_columns(due.keys.keys), np.full(len(due.keys), LAST_MS)
         for place in (LEFT, RIGHT):
             has_few = self._states[place].few()
@@ -251,7 +251,7 @@ class IntervalJoin(JoinOperator):
     def _waiting(self, place: int, rows: SideRows, *, is_repeated: bool = False) -> Iterator[tuple[SideRows, SideRows]]:
         """The waiting rows of a side near new rows of the other one, in parts, each beside the rows of its keys.
 
-        If the same rows may be asked for again, those that have left in between are not among them.
+        If the same rows may be requested again, those that have left in between are not among them.
         """
         state, interval = self._states[place], self._intervals[1 - place].interval
         has_few = state.few()
@@ -285,7 +285,7 @@ class IntervalJoin(JoinOperator):
     def _remove_few(
         self, place: int, owners: Int64s, next_ms: Int64s, now_ms: int, keys: Columns
     ) -> Iterator[pa.RecordBatch]:
-        """Remove the rows of keys that wait for nothing any more; `next_ms` gets the time of the first other one."""
+        """Remove the rows of keys that no longer wait for anything; `next_ms` gets the time of the first other one."""
         side, state = self._intervals[place], self._states[place]
         if side.returns_unmatched:
             rows = self._opened(place, state.read(owners))

@@ -23,7 +23,7 @@ _BLOCK_PAIRS: Final = 65_536
 
 @dataclass(frozen=True)
 class Interval:
-    """Where the times of matching rows are, relative to a row's own time; both bounds belong to it."""
+    """Where the times of matching rows are, relative to a row's own time; both bounds are included."""
 
     first_ms: int
     last_ms: int

@@ -7,7 +7,7 @@ The life of a local run:
 
 1. ``directory`` names the subtask's directory; ``use`` locks it while a batch runs there.
 2. ``restore`` looks for a chain of local runs (``runs``) from the empty state to the state before the batch. If there
-   is none it asks the coordinator for a restore plan (``history.restore_plan``), reads the missing levels and
+   is none, it asks the coordinator for a restore plan (``history.restore_plan``), reads the missing levels and
    changesets from the store (``stored_reader``) and writes them as local runs. Bytes that several subtasks need are
    read once per host (``shared_reads``).
 3. The runs of the chain are mapped into memory, and recognized by their stamps without being read again. Files

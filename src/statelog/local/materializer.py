@@ -1,7 +1,7 @@
 """Materializes a subtask's state in slices: merges its local runs, and stores the runs that the store lacks.
 
 A job continues from slice to slice, in whichever process of the host has the subtask's task. Its progress is saved in a
-folder beside the local runs; a job that is lost is begun again.
+folder next to the local runs; a job that is lost starts over.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class MaintenanceRequest(msgspec.Struct, frozen=True):
     """The coordinator's request that a subtask merges or materializes its state after a batch."""
 
     slice_s: float
-    """How long a slice may take; it ends with the step that goes beyond."""
+    """How long a slice may take; it ends with the step that exceeds this."""
     inline_bytes: int
-    """A new run that is not larger travels with the next ack, and is not stored as an object."""
+    """A new run up to this size travels with the next ack, and is not stored as an object."""
     grant: Grant | None
-    """None: merge local runs only."""
+    """The grant to materialize; None to only merge local runs."""
     is_due: bool
     """Whether to materialize even a state that has not changed; counts only without a changelog."""
 
@@ -73,11 +73,11 @@ class Materialized:
     levels: list[Level]
     """The materialized state; empty if the job failed."""
     job: str
-    """The job's name in its grant."""
+    """The name of the job, as in its grant."""
     payload: bytes = b""
     """The bytes of the runs without a name."""
     failure: str = ""
-    """Why the job failed; empty if it did not."""
+    """Why the job failed; empty if it did not fail."""
 
 
 class _Merging(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job between two slices; a job that only merges has no grant.
 
     All of its slices leave out the same garbage: a start may go back to the state after the result's last batch, which
-    still needs entries that have expired since.
+    still needs entries that have expired since then.
     """
 
     run_id: str
@@ -103,7 +103,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     garbage: Garbage
     grant: str = ""
     levels: list[Level] = []
-    """The levels before the one that the job adds; once the job is done, that one too."""
+    """The levels before the one that the job adds; once the job is done, also the added one."""
     prefix: str = ""
     """Prefix of the names of the runs that the job stores."""
     runs: list[StoredRun] = []
@@ -113,7 +113,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
 
     def require_sound(self, name: str) -> None:
-        """Raise CorruptionError unless the job reads and makes local runs alone; `name` is its file."""
+        """Raise CorruptionError unless the job reads and makes only local runs; `name` is its file."""
         names = {*self.merging.inputs, self.target} - {""}
         is_over = self.is_done and bool(self.grant)
         if any(LocalRun.parse(one) is None for one in names) or (is_over and not self.levels):
@@ -129,12 +129,12 @@ class Materializer:
     genesis: bytes
     """Digest of the empty state."""
     run_id: str
-    """The start of the query. Jobs of others are void: their stored runs may be gone, or in a replaced location."""
+    """The start of the query. Jobs of others are void: their stored runs may be gone, or be in a replaced location."""
     compression: str | None
     garbage: Garbage
     """Jobs that begin now leave it out."""
     max_space_amplification: float
-    """A state with more rows than so many times those that are not garbage is materialized as a whole."""
+    """A state with more rows than this many times those that are not garbage is materialized as a whole."""
     open_store: Callable[[], Store]
     monotonic_s: Callable[[], float]
     token: str
@@ -156,7 +156,7 @@ class Materializer:
             return Materialized([], job.grant, failure=job.failure)
         payload = self._inline(job)
         if payload is None:
-            self.discard()  # it is begun again
+            self.discard()  # it starts over
             return None
         return Materialized(job.levels, job.grant, payload)
 
@@ -176,7 +176,7 @@ class Materializer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def end(self, job: str) -> None:
-        """Forget a job whose grant has ended, unless another one has been begun since."""
+        """Forget a job whose grant has ended, unless another one has begun since."""
         with self._locked() as is_mine:
             found = self._load()
             if is_mine and found is not None and found.grant == job:
@@ -198,8 +198,8 @@ class Materializer:
     def work(self, request: MaintenanceRequest, chain: Sequence[LocalRun], merges: Sequence[LocalRun]) -> None:
         """Do one slice.
 
-        `chain` is of a state that is certain, oldest first. `merges` are adjacent runs of it that are to be merged in
-        any case; a new job does that first, if there are any.
+        `chain` is the chain of a state that is certain, oldest first. `merges` are adjacent runs of it that must be
+        merged in any case; if there are any, a new job does that first.
         """
         end_s = self.monotonic_s() + request.slice_s
         with self._locked() as is_mine:
@@ -226,7 +226,7 @@ class Materializer:
 
         Its batch may be repeated, so the local runs that it merges stay.
         """
-        # Not the folder of jobs in slices, because two attempts may do this at a time.
+        # Not the folder of jobs in slices, because two attempts may do this at the same time.
         self._folder = self.local.directory / f"{chain[-1].last}-{self.token}.{JOB_FOLDER}"
         try:
             job = self._begin(request, chain, ())
@@ -253,7 +253,7 @@ class Materializer:
                 return None
             runs = [self.local.open(local_run) for local_run in chain]
             rows = [run.rows for run in runs]
-            # Levels that are small beside the new rows are stored again with them, so that levels stay few.
+            # Levels that are small compared with the new rows are stored again with them, so that levels stay few.
             while levels and rows[len(levels) - 1] < 2 * sum(rows[len(levels) :]):
                 levels.pop()
             if levels and sum(rows) > self.max_space_amplification * (sum(rows) - sum(map(self.garbage.rows_of, runs))):
@@ -276,7 +276,7 @@ class Materializer:
         )
 
     def _extend(self, grant: Grant, chain: Sequence[LocalRun], levels: list[Level]) -> _Job:
-        """Extend the last level to the batches since, which have changed nothing."""
+        """Extend the last level to the later batches, which have changed nothing."""
         newest = len(levels) - 1
         target = LocalRun.joined(chain[newest:])
         self.local.link(chain[newest], target)
@@ -367,7 +367,7 @@ class Materializer:
         return self._save(replace(job, levels=[*job.levels, level], is_done=True))
 
     def _fail(self, request: MaintenanceRequest, reason: str) -> None:
-        """Give the job up, and note why for the next ack; the coordinator removes the objects that it has stored."""
+        """Abandon the job, and note why for the next ack; the coordinator removes the objects that it has stored."""
         self.discard()
         if request.grant is not None:
             try:
@@ -375,7 +375,7 @@ class Materializer:
                 job = _Job(run_id=self.run_id, garbage=self.garbage, grant=request.grant.job, failure=reason)
                 self._save(job)
             except OSError as error:
-                _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
+                _log.warning("a materialization failed (%s), and its failure could not be recorded: %s", reason, error)
 
     # ---- The folder ----
 
@@ -387,7 +387,7 @@ class Materializer:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except StatelogError as error:
-            _log.warning("a materialization is begun again: %s", error)
+            _log.warning("a materialization starts over: %s", error)
             self.discard()
             return None
         if job.run_id != self.run_id:

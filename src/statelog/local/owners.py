@@ -3,7 +3,7 @@
 Spark gives each executor a scratch directory of its own, and removes it at the executor's end, or at the application's.
 What a killed executor leaves is of no use to its successor, which has another directory. So each executor's folder
 names the processes that use it, and the workers of another executor on the host remove a folder whose processes have
-all ended. Nothing is removed where that cannot be known: on another host, in another container, or without ``/proc``.
+all ended. Nothing is removed where this cannot be known: on another host, in another container, or without ``/proc``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _PROC: Final = Path("/proc")
 def claim(base: Path, process_id: int) -> None:
     """Note that a process uses an executor's scratch directory `base`; first remove what killed executors left.
 
-    `process_id` is that of the executor, or of another process that lives as long. Errors of the disk are left to the
-    task that writes state there.
+    `process_id` is the id of the executor, or of another process that lives as long. Disk errors are left to the task
+    that writes state there.
     """
     with suppress(OSError):
         for folder in _others(base):
@@ -50,14 +50,14 @@ def executor_process() -> int:
 
 
 def _stat(process_id: int) -> list[str]:
-    """What ``/proc`` says of a process, from its state on."""
+    """What ``/proc`` says about a process, from its state on."""
     return (_PROC / str(process_id) / "stat").read_text().rpartition(")")[2].split()
 
 
 def _others(base: Path) -> Iterator[Path]:
-    """The local files of other executors that have their scratch directories beside this one.
+    """The local files of other executors whose scratch directories are next to this one.
 
-    A standalone worker has a folder for itself and one for each application in between.
+    A standalone worker has its own folder and, in between, one for each application.
     """
     own = base / _FOLDER
     patterns = [(base.parent, f"blockmgr-*/{_FOLDER}")]
@@ -80,7 +80,7 @@ def _remove(folder: Path) -> None:
 
 
 def _owner(process_id: int) -> str | None:
-    """A process among all of this host, and its boot: host, boot, container, id and start; None if it is unknown."""
+    """A unique name of a process: host, boot, container, process id and start time; None if one is unknown."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         container = os.stat(_PROC / "self/ns/pid").st_ino
@@ -91,7 +91,7 @@ def _owner(process_id: int) -> str | None:
 
 
 def _has_ended(owner: str) -> bool:
-    """Whether a process is known to have ended: its host was started again, or its container has no such process."""
+    """Whether a process is known to have ended: its host has restarted, or its container has no such process."""
     own, parts = _owner(os.getpid()), owner.split(" ")
     if own is None or len(parts) != 5:
         return False

@@ -80,7 +80,7 @@ def restore_runs(
         except (CorruptionError, FileNotFoundError):
             # The damaged file is removed now, or another worker merged it: look again.
             continue
-    raise disk_error(local.directory, f"they were damaged or gone in {_ATTEMPTS} attempts to open them")
+    raise disk_error(local.directory, f"they were damaged or missing in {_ATTEMPTS} attempts to open them")
 
 
 def read_segments(
@@ -129,7 +129,7 @@ def read_segment(store: Store, segment: SegmentRef) -> bytes:
 
 
 SHARED_FOLDER: Final = "shared"
-"""Name of the folder, beside those of the operators."""
+"""Name of the folder, next to those of the operators."""
 _CHECKSUM_BYTES: Final = 8
 
 
@@ -137,8 +137,8 @@ class SharedReads:
     """Reads from an object store that the subtasks of a query, restored on this host, share.
 
     The first subtask that needs an extent reads it into a file, while the others wait. An extent whose file is missing
-    or damaged is read again. The files are of one batch of one start: objects never change, but in another start the
-    store may have other objects of the same names. `token` is unique among all attempts.
+    or damaged is read again. The files belong to one batch of one start: objects never change, but in another start
+    the store may have other objects with the same names. `token` is unique among all attempts.
     """
 
     def __init__(self, folder: Path, run_id: str, batch: int, token: str) -> None:
@@ -155,7 +155,7 @@ class SharedReads:
         return store if store.can_append else _SharedObjects(store, missing.extents, self)
 
     def discard(self) -> None:
-        """Remove the batch's files, as something in them is wrong; the next attempt reads them again."""
+        """Remove the batch's files because something in them is wrong; the next attempt reads them again."""
         for path in self._folder.glob(f"{self._batch}-*"):
             if not path.suffix:  # others may be writing theirs
                 path.unlink(missing_ok=True)

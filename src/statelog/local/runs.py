@@ -36,18 +36,18 @@ _SECOND_NS: Final = 10**9
 class FileStamps:
     """Decides without reading a local file whether it is unchanged since it was written or checked.
 
-    A stamp is in the file's time of modification: its nanoseconds are a hash of the whole seconds, the size, and the id
-    of the system's boot, which the file `boot_id` has. A later write sets another time. After a boot no stamp holds,
+    A stamp is in the file's modification time: its nanoseconds are a hash of the whole seconds, the size, and the id of
+    the system's boot, which the file `boot_id` has. A later write sets another time. After a boot no stamp is valid,
     because data that had not yet reached the disk is lost. Blocks that change by themselves fail their checksums.
 
-    Where the system has none, no file has a stamp, so all files are checked whenever they are opened.
+    Where the system has no boot id, no file has a stamp, so all files are checked whenever they are opened.
     """
 
     def __init__(self, boot_id: Path) -> None:
         self._boot_id = boot_id
 
     def stamp(self, path: Path) -> None:
-        """Mark a file whose content is right, where the file system lets times be set; raises FileNotFoundError."""
+        """Mark a file whose content is right, if the file system allows times to be set; raises FileNotFoundError."""
         boot = self._boot()
         if boot is not None:
             status = path.stat()
@@ -77,9 +77,9 @@ FILE_STAMPS: Final = FileStamps(Path("/proc/sys/kernel/random/boot_id"))
 
 
 JOB_FOLDER: Final = "job"
-"""Folder beside the runs with the progress of a materialization job."""
+"""Folder next to the runs with the progress of a materialization job."""
 ROCKSDB_FOLDER: Final = "rocksdb"
-"""Folder beside the runs with the RocksDB table that is made from them."""
+"""Folder next to the runs with the RocksDB table that is made from them."""
 _KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
 _UNFINISHED: Final = (".tmp", f".{JOB_FOLDER}")
 _EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
@@ -187,7 +187,7 @@ class LocalRuns:
         return run
 
     def write_new(self, write: Callable[[pa.NativeFile], None], token: str) -> Path:
-        """Have `write` fill a temporary file; :meth:`keep` then gives it its name. It is removed if `write` fails."""
+        """Let `write` fill a temporary file; :meth:`keep` then gives it its name. It is removed if `write` fails."""
         temporary = self._temporary(token)
         with removed_on_failure(temporary), pa.OSFile(str(temporary), "wb") as sink:
             write(sink)
@@ -217,7 +217,7 @@ class LocalRuns:
     ) -> None:
         """Merge runs, oldest first, into one local run.
 
-        `is_bottom` says that it begins at the empty state, so that removals need not be kept. Keys of hashes outside
+        `is_bottom` says that the result begins at the empty state, so removals are not kept. Keys with hashes outside
         `within` are left out. However many runs there are, only some are in memory at once: groups are merged into
         temporary files, and these, mapped, into the result.
         """
@@ -249,8 +249,8 @@ class LocalRuns:
     ) -> None:
         """Write runs one after the other into one local run; only one of them is in memory at once.
 
-        Runs that hold rows of the same state are disjoint, and come in order of their hashes. `rows` is the number of
-        rows of all. The other arguments are those of :meth:`write_merged`.
+        Runs that hold rows of the same state are disjoint, and come in order of their hashes. `rows` is the
+        total number of rows. The other arguments are those of :meth:`write_merged`.
         """
         temporary = self._temporary(token)
         with removed_on_failure(temporary), pa.OSFile(str(temporary), "wb") as sink:
@@ -265,7 +265,7 @@ class LocalRuns:
                     slice_rows=self.policy.block_rows(rows),
                     slice_bytes=self.budget.slice_bytes,
                 )
-                del run  # the next one gets its memory
+                del run  # the next one reuses its memory
             writer.finish()
         self.keep(temporary, local_run)
 
@@ -294,7 +294,7 @@ class LocalRuns:
         return _map(path, on_damage=partial(self._discard, path), is_trusted=is_trusted)
 
     def _discard(self, path: Path) -> None:
-        """Remove a damaged file, and forget its map, as another process may bring the file back."""
+        """Remove a damaged file, and forget its map, because another process may bring the file back."""
         self._opened.pop(path.name, None)
         path.unlink(missing_ok=True)
 
@@ -324,7 +324,7 @@ class LocalRuns:
         Such files come from attempts that failed and from other histories. A file that shortens the chain stays:
         another attempt of the batch has just merged the runs that it replaces. Unfinished files stay as well: another
         start of the query, which repeats an earlier batch, may be writing them, and `in_use` removes those of killed
-        processes. The RocksDB table goes unless it is still of use (`keeps_rocksdb`).
+        processes. The RocksDB table is removed unless it is still used (`keeps_rocksdb`).
         """
         kept = {local_run.file_name for local_run in chain} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
         digests = {digest for local_run in chain for digest in (local_run.before, local_run.after)}
@@ -368,7 +368,7 @@ def _in_groups(runs: Iterable[Run], policy: MergePolicy) -> Iterator[list[Run]]:
 def _map(
     path: Path, name: str | None = None, *, on_damage: Callable[[], None] | None = None, is_trusted: bool = False
 ) -> Run:
-    """Map a file into memory; `name` is what messages call it."""
+    """Map a file into memory; messages refer to it as `name`."""
     with pa.memory_map(str(path)) as mapped:
         return Run(mapped.read_buffer(), name or str(path), on_damage=on_damage, is_trusted=is_trusted)
 

@@ -19,27 +19,27 @@ from statelog.runs.schema import MAGIC, TAIL
 from statelog.storage import Store
 
 TAIL_BYTES: Final = 64 << 10
-"""What is read at once of the end of a large run: its footer, unless that is larger."""
+"""The bytes that are read at once from the end of a large run: its footer, unless that is larger."""
 _RESTORE_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
 _READ_THREADS: Final = 4
-"""Reads from an object store at a time. One is enough for a directory, which answers at once."""
+"""Concurrent reads from an object store. One is enough for a directory, which answers at once."""
 _SMALL_READ_THREADS: Final = 32
 _SMALL_BYTES: Final = 32 << 20
-"""Of small objects so many are read at a time, and not more bytes than these."""
+"""Small objects that are read concurrently, and the most bytes of them."""
 _GAP_BYTES: Final = 64 << 10
-"""Blocks that are not farther apart are read together, with the bytes between them."""
+"""Blocks that are no farther apart than this are read together, with the bytes between them."""
 
 
 class RunMemory:
-    """Memory that one run after the other uses: getting new memory can take longer than reading a cached file."""
+    """Memory that one run after another uses: getting new memory can take longer than reading a cached file."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def of(self, length: int, require_there: Callable[[], None] = lambda: None) -> memoryview:
-        """`length` bytes; those of the call before are void.
+        """`length` bytes; those of the previous call are no longer valid.
 
-        `require_there` is called before more memory is taken, and raises unless there is so much to read.
+        `require_there` is called before more memory is taken, and raises unless there are that many bytes to read.
         """
         if len(self._memory) < length:
             require_there()
@@ -48,10 +48,10 @@ class RunMemory:
 
 
 class StoredBytes:
-    """The bytes of a stored run, read as they are needed: a small run at once, of a large one its end at first.
+    """The bytes of a stored run, read as they are needed: of a small run all at once, of a large one first the end.
 
-    A small run is checked as a whole; of a large one the blocks and the footer have checksums of their own. One of more
-    than `small_bytes`, which are at least 64 KiB, is large. Raises the errors of :func:`read_stored`.
+    A small run is checked as a whole; the blocks and the footer of a large one have their own checksums. A run of more
+    than `small_bytes`, which is at least 64 KiB, is large. Raises the errors of :func:`read_stored`.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class StoredBytes:
 
 
 def read_stored(store: Store, stored: SegmentRef | StoredRun, what: str) -> bytes:
-    """Read a stored run or snapshot as a whole; messages call it `what`.
+    """Read a stored run or snapshot as a whole; messages refer to it as `what`.
 
-    Raises CorruptionError with object and offset if it is damaged, gone or shorter than recorded, StorageError if it
+    Raises CorruptionError with object and offset if it is damaged, missing or shorter than recorded, StorageError if it
     cannot be read.
     """
     with _named(stored, what):
@@ -100,11 +100,11 @@ def read_run(
     memory: RunMemory | None = None,
     states: Collection[str] | None = None,
 ) -> Run:
-    """Read a stored run; messages call it `what`. Raises the errors of :func:`read_stored`.
+    """Read a stored run; messages refer to it as `what`. Raises the errors of :func:`read_stored`.
 
-    With `within`, only the blocks with these hashes are read of a large run, and with `states` only those of these
-    states. They are checked by their own checksums; the other blocks must not be looked at. A large run uses `memory`,
-    or memory of its own.
+    Of a large run, only the blocks with the hashes `within` are read, and only those of `states`, if they are given.
+    They are checked by their own checksums; the other blocks must not be used. A large run uses `memory`, or memory of
+    its own.
     """
     if stored.length <= SHARED_BYTES:
         run = Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset, is_stored=True)
@@ -144,7 +144,7 @@ def read_run(
 
 
 def read_threads(store: Store, largest_bytes: int | None = None) -> int:
-    """How many reads from a store at a time are worth it; no read has more than `largest_bytes`, if these are known."""
+    """How many concurrent reads from a store are worthwhile; no read has more than `largest_bytes`, if known."""
     if store.can_append:
         return 1
     if largest_bytes is None:

@@ -1,4 +1,4 @@
-"""Where a subtask's local files are, which subtasks still run on this host, and removal of the files of others."""
+"""Where a subtask's local files are, which subtasks still run on this host, and how the files of others are removed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def subtask_directory(base: Path, query_id: str, identity: str, parallelism: int
 
 
 SPARE_BATCHES: Final = 10
-"""Number of batches that a subtask may run elsewhere before its files go."""
+"""Number of batches that a subtask may run elsewhere before its files are removed."""
 _SUFFIX: Final = ".used"
 _BATCH_BYTES: Final = 20
 
 
 def disk_error(directory: Path, reason: object) -> StorageError:
-    """The error of local files that cannot be written, read or found; it names the host, as Spark's report may not."""
+    """The error for local files that cannot be written, read or found; it names the host, which Spark's may not do."""
     return StorageError(
         f"Host {socket.gethostname()} cannot keep local files in {directory}: {reason}.",
         kind=ErrorKind.LOCAL_DISK,
-        hint="Free space on that disk or replace it, or choose another with Options(local_directory=...) or"
-        " SPARK_LOCAL_DIRS. Does another program remove files there? No state is lost: local files are copies of what"
-        " the store has.",
+        hint="Free space on that disk, replace it, or choose another one with Options(local_directory=...) or"
+        " SPARK_LOCAL_DIRS. Check whether another program removes files there. No state is lost: local files are copies"
+        " of what the store has.",
     )
 
 
@@ -59,7 +59,7 @@ def _hold(directory: Path) -> int:
             continue  # another process removed the folder just now
         with suppress(BlockingIOError):
             fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(used).st_nlink:  # else others may hold a new file
+            if os.fstat(used).st_nlink:  # otherwise others may hold a new file
                 _remove_unfinished(directory)  # no other process is at work there
         fcntl.flock(used, fcntl.LOCK_SH)
         if os.fstat(used).st_nlink:
@@ -68,7 +68,7 @@ def _hold(directory: Path) -> int:
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove what processes that were killed have begun to write: their disk may be full of it."""
+    """Remove the unfinished files of processes that were killed: the disk may be full of them."""
     for path in (*directory.glob("*.tmp"), *directory.glob(f"{JOB_FOLDER}/*.tmp")):
         with suppress(OSError):
             path.unlink()
@@ -77,7 +77,7 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def is_turn_to_remove(batch: int, subtask: int, parallelism: int) -> bool:
-    """Whether a task looks for unused directories after a batch: at most one of the operator's does, in turn."""
+    """Whether a task looks for unused directories after a batch: at most one of the operator's tasks does, in turn."""
     period = max(SPARE_BATCHES, parallelism)
     return batch % period == subtask % period
 
@@ -85,28 +85,28 @@ def is_turn_to_remove(batch: int, subtask: int, parallelism: int) -> bool:
 def remove_unused(directory: Path, batch: int, spare_batches: int = SPARE_BATCHES) -> None:
     """Remove the directories of subtasks that have not run on this host for more than `spare_batches`.
 
-    `directory` is that of a subtask that has run `batch` here; the others are beside it.
+    `directory` belongs to a subtask that has run `batch` here; the others are next to it.
     """
     for used_file in directory.parent.glob(f"*{_SUFFIX}"):
         _remove_if(used_file, lambda used: _is_unused(used, batch, spare_batches))
 
 
 def remove_other_parallelisms(directory: Path) -> None:
-    """Remove the operator's directories of other parallelisms than this subtask's, but for those where a task runs.
+    """Remove the operator's directories for other parallelisms than this subtask's, except where a task is running.
 
-    A task of an older start may call this beside those of a newer one that has another parallelism.
+    A task of an older start may call this while tasks of a newer one run with another parallelism.
     """
     own = directory.parent
     for other in own.parent.glob("*"):
         if other != own:
-            with suppress(OSError):  # a task runs there, or another one removes it, too
+            with suppress(OSError):  # a task is running there, or another one also removes it
                 for used_file in other.glob(f"*{_SUFFIX}"):
                     _remove_if(used_file, lambda used: True)
                 other.rmdir()
 
 
 def remove_all(folder: Path) -> bool:
-    """Remove the directories of all subtasks below a folder, except those where a task runs; whether none is left."""
+    """Remove the directories of all subtasks below a folder, except where a task is running; whether none is left."""
     for used_file in folder.glob(f"*/*/*/*{_SUFFIX}"):
         _remove_if(used_file, lambda used: True)
     return not any(folder.glob(f"*/*/*/*{_SUFFIX}"))
@@ -116,21 +116,21 @@ def _is_unused(used: int, batch: int, spare_batches: int) -> bool:
     text = os.pread(used, _BATCH_BYTES, 0)
     last = int(text) if text.strip().isdigit() else None
     if last is None or last > batch:
-        # The task died before it named its batch, or the query has gone back since: count from now on.
+        # The task died before it named its batch, or the query has since gone back: count from now on.
         os.pwrite(used, f"{batch:{_BATCH_BYTES}}".encode(), 0)
         return False
     return last < batch - spare_batches
 
 
 def _remove_if(used_file: Path, is_unused: Callable[[int], bool]) -> None:
-    """Remove the directory whose use a file marks, and the file, if no task runs there and the open file says so."""
+    """Remove the directory whose use a file marks, and the file, if no task is running there and the file says so."""
     try:
         used = os.open(used_file, os.O_RDWR)
     except FileNotFoundError:
         return
     try:
         fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Without a name another task removed it meanwhile; the subtask may run again, with a new file.
+        # Without a name, another task has removed it in the meantime; the subtask may run again, with a new file.
         if os.fstat(used).st_nlink and is_unused(used):
             if used_file.with_suffix("").exists():
                 shutil.rmtree(used_file.with_suffix(""))
@@ -142,10 +142,10 @@ def _remove_if(used_file: Path, is_unused: Callable[[int], bool]) -> None:
 
 
 class LocalCache:
-    """The local runs that a process has opened, of the subtasks that it has run lately.
+    """The local runs that a process has opened, of the subtasks that it has run recently.
 
-    After more than `spare_batches` without a subtask its maps are released: their files may be removed already, and
-    take space as long as they are mapped. `released` is then called with the subtask's directory.
+    After more than `spare_batches` without a subtask, its maps are released: their files may be removed already, and
+    take up space as long as they are mapped. `released` is then called with the subtask's directory.
     """
 
     def __init__(

@@ -10,9 +10,9 @@ The life of a log:
    fenced: their next append fails. A *fence* notes where their files ended.
 3. After each micro-batch the start *appends* a checkpoint (``entry``). Its references (``references``) say where the
    changesets, snapshots and materialized runs are; small ones travel inside the entry, as its payload.
-4. A reader goes through the files, newest first, back to the newest checkpoint's ``log_start``. What a crash of the
-   machine has left of the last append (``torn``) does not count.
-5. A tool that changes a stopped query appends a claim with *news*: other names, operators that end, a way back.
+4. A reader goes through the files, newest first, back to the newest checkpoint's ``log_start``. The
+   remains of the last append after a crash of the machine (``torn``) do not count.
+5. A tool that changes a stopped query appends a claim with *news*: new names, operators that end, a way back.
 6. Files before ``log_start`` may be removed, once no older writer needs to find them.
 
 Words: *entry* (a claim, fence or checkpoint), *section* (an operator's part of a checkpoint), *frame* (the bytes of an

@@ -37,7 +37,7 @@ _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
 READ_AHEAD_BYTES: Final = 64 * 1024
-"""Bytes that are read of a file at a time."""
+"""Number of bytes that are read from a file at a time."""
 
 INITIAL_BATCH: Final = -1
 """The batch before the first one."""
@@ -50,7 +50,7 @@ class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Where an entry is in the log; of two entries the later one has the greater place."""
 
     number: Natural
-    """Of the log file."""
+    """Number of the log file."""
     offset: Natural
     """Bytes from the start of the file."""
 
@@ -64,17 +64,17 @@ class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True):
-    """Entries of batches after `batch` that stand before `place` in the log were taken back."""
+    """The entries before `place` in the log whose batch is after `batch` were taken back."""
 
     batch: int
     place: EntryPlace
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """The query from whose objects a branch continues."""
+    """The query that a branch began from, and whose objects it reads."""
 
     location: str
-    """Of the parent's state; absolute."""
+    """Location of the parent's state; absolute."""
     batch: Natural
     """The checkpoint that the branch began with."""
     pin: str
@@ -82,9 +82,9 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    """A start or a tool takes over the location; entries that older epochs write after it do not count.
+    """A start or a tool claims the location; entries that older epochs write after the claim do not count.
 
-    A tool's claim carries its news: operators that get another name or end, and the checkpoint to go back to.
+    A tool's claim carries its news: operators that get another name or end, and a checkpoint to go back to.
     """
 
     epoch: Natural
@@ -99,18 +99,18 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     ended: list[str] = []
     """Identities of the operators whose state is given up."""
     begins_at: int | None = None
-    """The batch with which a query without a checkpoint may begin its state, beside batch 0."""
+    """The batch, other than batch 0, with which a query without a checkpoint may begin its state."""
     number: int = 0
-    """The log file that it begins; the reader sets it."""
+    """Number of the log file that the claim begins; the reader sets it."""
 
     @property
     def has_news(self) -> bool:
-        """Whether it says more than that a new epoch has begun."""
+        """Whether the claim says more than that a new epoch has begun."""
         return bool(self.follows or self.renames or self.ended) or self.begins_at is not None
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
-    """End offsets of older files, by base name: bytes behind them do not count."""
+    """End offsets of older files, by base name: bytes after them do not count."""
 
     epoch: Natural
     ends: dict[str, Natural]
@@ -120,7 +120,7 @@ class Section(msgspec.Struct, frozen=True):
     """The part of a checkpoint that belongs to one operator: the changesets or snapshots of all its subtasks."""
 
     identity: str
-    """Made when the operator's state begins, and never used again."""
+    """Created when the operator's state begins, and never reused."""
     uid: str
     """The operator's name in the program that wrote the entry."""
     parallelism: Parallelism
@@ -135,11 +135,11 @@ class Section(msgspec.Struct, frozen=True):
     max_event_ms: list[int | None] = []
     """The largest event time so far of each input, if the operator has a watermark of its own."""
     silent_ms: list[Natural] = []
-    """For how long each input has had no rows, in processing time, if the watermark does not wait for idle ones."""
+    """How long each input has had no rows, in processing time, if the watermark does not wait for idle inputs."""
     element_counts: list[list[Natural]] = []
     """Number of elements by subtask and state, of shape (parallelism, states); empty if the operator is keyed."""
     generations: dict[str, Natural] = {}
-    """How often each state that was ever deleted has been. Rows of earlier generations do not count."""
+    """How often each state was deleted, for states that ever were. Rows of earlier generations do not count."""
     bases: list[Base] = []
     """Materialized states that count from this checkpoint on."""
     base_ranges: list[BaseRange] | None = msgspec.field(default=None, name="base_map")
@@ -153,7 +153,7 @@ class Section(msgspec.Struct, frozen=True):
     """Whether the operator's state begins with this batch: earlier sections do not count."""
 
     def placed(self, name: str, payload: int) -> Section:
-        """The section with names and absolute offsets for what is inside the entry, in object `name`.
+        """The section with object `name` and absolute offsets for everything that is inside the entry.
 
         The entry's payload starts at offset `payload` of the object.
         """
@@ -173,7 +173,7 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     revision: Natural
     """How many times an attempt with another result has replaced the batch's checkpoint."""
     id: bytes
-    """Of the checkpoint, 16 bytes; its revisions share it."""
+    """Id of the checkpoint, 16 bytes; its revisions share it."""
     follows: bytes
     """Id of the checkpoint before it; empty if there is none."""
     query_id: str
@@ -195,7 +195,7 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     parent: Parent | None = None
     """The parent of a branch, while the branch needs an object of it."""
     ended: list[str] = []
-    """Identities that have ended and that older entries still have sections of."""
+    """Identities that have ended, but of which older entries still have sections."""
     cuts: list[Cut] = []
     """What was taken back before this entry, oldest first; see :class:`statelog.history.query_history.Line`."""
     stored_commit: int | None = None
@@ -204,7 +204,7 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     None if Spark stores each commit before it begins the next batch.
     """
     number: int = 0
-    """The log file that holds the entry; the reader sets it."""
+    """Number of the log file that holds the entry; the reader sets it."""
     offset: int = 0
     """Where the entry begins in that file; the reader sets it."""
 
@@ -231,7 +231,7 @@ class QueryCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
 
 
 class Checkpoint(Section, frozen=True, kw_only=True):
-    """A checkpoint of a query as one operator sees it: its section, under its present name, with what all share.
+    """A checkpoint of a query as one operator sees it: its section, under its present name, and the common fields.
 
     It is not stored. The fields beside the section's are those of :class:`QueryCheckpoint`.
     """
@@ -256,7 +256,7 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     def of(
         cls, entry: QueryCheckpoint, section: Section, uid: str | None = None, inside: tuple[int, int] = (0, 0)
     ) -> Checkpoint:
-        """The projection of an entry on a section; `uid` is the operator's present name, if it was renamed since.
+        """The projection of an entry on a section; `uid` is the operator's present name, if it was renamed later.
 
         `inside` is :attr:`QueryCheckpoint.inside`.
         """
@@ -364,9 +364,9 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
         )
     if magic != FRAME_MAGIC:
         raise CorruptionError(
-            f"{name}: no log entry at offset {offset}: it starts with {magic!r}.",
+            f"{name}: there is no log entry at offset {offset}: its bytes start with {magic!r}.",
             kind=ErrorKind.FORMAT,
-            hint="The file is damaged or was written by another version of statelog.",
+            hint="Restore the file from a copy, or use the version of statelog that wrote it.",
         )
     if not is_whole:
         raise damaged_log(name, f"the header of the log entry at offset {offset} is damaged")
@@ -374,7 +374,7 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
 
 
 def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, number: int) -> Entry:
-    """Decode an entry from its index, the `header.index_bytes` bytes behind the header; offsets become absolute.
+    """Decode an entry from its index, the `header.index_bytes` bytes after the header; offsets become absolute.
 
     The frame starts at `offset` of object `name`, which is file `number` of the log. Raises CorruptionError.
     """
@@ -410,7 +410,7 @@ def _require_sound(entry: QueryCheckpoint, name: str, offset: int) -> None:
             or (counts and {len(one) for one in counts} != {len(section.states)})
             or (counts and len(counts) != section.parallelism)
         ):
-            raise _unknown_form(name, offset, f"operator '{section.uid}' has parts of other subtasks than its own")
+            raise _unknown_form(name, offset, f"operator '{section.uid}' has parts of subtasks that are not its own")
     names.discard("")  # inside the entry
     require_objects(names, where)
     if entry.parent is not None and not is_pin(entry.parent.pin):
@@ -421,12 +421,12 @@ def _unknown_form(name: str, offset: int, reason: str) -> CorruptionError:
     return CorruptionError(
         f"{name}: the log entry at offset {offset} is of an unknown form: {reason}.",
         kind=ErrorKind.FORMAT,
-        hint="Was it written by a newer version of statelog?",
+        hint="Use the version of statelog that wrote it, which may be a newer one.",
     )
 
 
 def damaged_log(name: str, damage: str) -> CorruptionError:
-    """The error for the log file `name`."""
+    """The error for a damaged log file `name`."""
     return CorruptionError(
         f"{name}: {damage}.", hint="Restore the file from a copy; a shorter log would lose checkpoints."
     )
@@ -449,13 +449,13 @@ class FrameReader:
         self._number = number
         self._start = 0
         self._buffer = head
-        """What was read last; at first what the caller has read already of the object's beginning."""
+        """The bytes that were read last; at first, the beginning of the object if the caller has read it already."""
 
     def frame_at(self, offset: int, size_bytes: int) -> Frame | None:
         """Read the frame at `offset`; None if there is no complete frame before byte `size_bytes`.
 
-        It is incomplete if it is truncated, or if only zero bytes follow, which a crash of the machine may leave of a
-        write. Raises CorruptionError if the frame's header or index is damaged.
+        A frame is incomplete if it is truncated, or if only zero bytes follow, which a crash of the machine may leave
+        behind. Raises CorruptionError if the frame's header or index is damaged.
         """
         if offset + FRAME_HEADER_BYTES > size_bytes:
             return None

@@ -6,17 +6,17 @@ writer of an older epoch finds the number taken when it starts a file, and knows
 Where the store can append, an entry may also be appended to the writer's newest file. Then the order of two steps
 decides: a writer appends, and *then* looks for the next number before it reports success; a claimer makes its file, and
 *then* reads the older ones to their ends, which it writes down in a fence, the second frame of its file. So an entry
-that was reported stands before the fence, and an entry behind the fence was never reported.
+that was reported stands before the fence, and an entry after the fence was never reported.
 
 After a failed append it is unknown how much of the frame is on the disk. A later sync that succeeds proves nothing,
-because the system discards data that it could not write. So nothing is appended behind such a frame. The writer goes on
-in the next file, whose fence ends the file before in front of the frame. If a newer start has counted the frame, that
+because the system discards data that it could not write. So nothing is appended after such a frame. The writer goes on
+in the next file, whose fence ends the previous file before the frame. If a newer start has counted the frame, that
 number is taken. And a start that counts the last frame of an older one writes it again, before its own fence counts it.
 
-A claim must not be on the disk without the file before it. So a start first makes the name of that file durable: its
-maker may have had no time to.
+A claim must not be on the disk without the file before it. So a start first makes the name of that file durable: the
+writer of the file may not have done so.
 
-Files are removed in such an order that even a writer who slept meanwhile notices: the file of a claim goes only after
+Files are removed in an order that even a writer that slept in the meantime notices: the file of a claim goes only after
 the file before it. So the writer of an older epoch finds the next number taken, or its own newest file gone.
 """
 
@@ -86,11 +86,11 @@ class NumberedLog:
     A writer calls :meth:`claim`, then :meth:`append` for every checkpoint, then :meth:`close`; a reader only calls
     :meth:`read`. One thread at a time calls a log.
 
-    With `appends`, entries are appended to the newest file up to `max_file_bytes`; the store must be able to. Otherwise
+    With `appends`, entries are appended to the newest file up to `max_file_bytes`; the store must support it. Otherwise
     each entry is a file of its own. The file of a claim stays for `min_age_s` even if none of its entries is needed, so
-    that older writers find it. A log that `remembers` reads only what it has not read before. Of an object store, where
-    entries are objects, `reads_at_once` are fetched at a time, and all are remembered until the log is claimed: a start
-    looks before it claims, and waits for few round trips.
+    that older writers find it. A log that `remembers` reads only what it has not read before. In an object store,
+    where entries are objects, `reads_at_once` are fetched at a time, and all are remembered until the log is claimed: a
+    start reads the log before it claims it, and so waits for few round trips.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class NumberedLog:
         self.number = 0
         """Number of the writer's newest file."""
         self.head = b""
-        """The first bytes of the writer's newest file, which tell it from any other."""
+        """The first bytes of the writer's newest file, which distinguish it from any other."""
         self.files_made = 0
         """Number of files that the writer has made."""
         self._end = 0
-        # Whether an entry was begun and not seen to succeed, in the newest file or in the next one.
+        # Whether the write of an entry was begun and not seen to succeed, in the newest file or in the next one.
         self._is_in_doubt = False
         self._is_used = False
-        self._lost = "it has not claimed it"
+        self._lost = "it has not claimed the log"
         self._tried: Claim | None = None
         self._looked_s = (0.0, 0.0)
         # The log files that this start knows of: a dictionary is in order, and quick to remove from.
@@ -157,7 +157,7 @@ class NumberedLog:
         `make` makes the claim of an epoch from its number; it is called again if another start takes the number. Raises
         CorruptionError as :meth:`read`, FencedError if a still newer start has claimed the log meanwhile, or since an
         earlier call that failed, and StorageError if the store fails; the claim may then exist or not, and claiming
-        again is safe, with this very log: another one does not know what was tried.
+        again is safe with this log object: another one does not know what was tried.
         """
         tried, self._lost, self._is_in_doubt = self._tried, "its claim failed", False
         while True:
@@ -170,9 +170,9 @@ class NumberedLog:
             epoch = 0 if head is None else head.epoch
             # Its own epoch may be another run's, unless the claim is known to have been made.
             if tried is not None and (epoch > tried.epoch or (epoch == tried.epoch > self.epoch and head != tried)):
-                self._lose("another run has claimed it since this one first tried to")
+                self._lose("another run has claimed the log since this run first tried to")
             if newest and self._store.can_append:
-                # Its maker may not have made its name durable yet: after a crash the claim must not stand without it.
+                # Its writer may not have made its name durable yet: after a crash the claim must not stand alone.
                 self._store.sync(self.name_of(newest), start=0, end=0)
             claim = make(epoch + 1)
             self._tried = structs.replace(claim, number=newest + 1)
@@ -184,7 +184,7 @@ class NumberedLog:
         self.files_made += 1
         contents = self._read(claimed=self.number)
         if contents.open_tails:
-            # The last entries may be in the page cache only, if their writer was killed or its sync failed.
+            # The last entries may only be in the page cache, if their writer was killed or its sync failed.
             for name, (start, end) in contents.open_tails.items():
                 self._store.sync(f"{self._prefix}/{name}", start=start, end=end)
             ends = {name: end for name, (_, end) in contents.open_tails.items()}
@@ -203,9 +203,9 @@ class NumberedLog:
     def append(self, entry: QueryCheckpoint, payload: list[bytes]) -> QueryCheckpoint:
         """Make an entry durable, and return it with absolute offsets of its segments.
 
-        Raises FencedError if a newer epoch has claimed the log: the entry has no effect or was taken over by the newer
-        epoch, and the caller must stop. Raises StorageError if the store fails: nothing is durable yet for the caller,
-        and appending the same entry again is safe.
+        Raises FencedError if a newer epoch has claimed the log: the entry has no effect, or the newer epoch has
+        counted it, and the caller must stop. Raises StorageError if the store fails: the caller must not count anything
+        as durable, and appending the same entry again is safe.
         """
         if self._lost:
             self._lose(self._lost)
@@ -287,7 +287,7 @@ class NumberedLog:
             self._go_on_in_next(found)
         self._go_on_in_next(data)
         if was_in_doubt:
-            # Was the entry in doubt in this very file, and did a newer start count it, and remove it since?
+            # Was the entry in doubt in this very file, and has a newer start counted it and then removed the file?
             self._require_newest()
         self.files_made += 1
         self._is_in_doubt = False
@@ -371,7 +371,7 @@ class NumberedLog:
                 break
             if number not in files:
                 raise CorruptionError(
-                    f"{self._store}: the log {self._prefix} has files up to {newest}, but not {number}.",
+                    f"{self._store}: the log {self._prefix} has files up to {newest}, but lacks {number}.",
                     hint="Restore the missing file from a copy; without it the log would lose checkpoints.",
                 )
             name = base_name(number)
@@ -391,7 +391,7 @@ class NumberedLog:
         return contents
 
     def _heads_of(self, files: list[ObjectInfo]) -> Iterator[bytes]:
-        """The first bytes of files, in their order, while those of others are fetched; empty for a known file."""
+        """The first bytes of files, in their order, while others are fetched ahead; empty for a known file."""
         if self._store.can_append:
             return iter(())  # few files, of many entries
         unknown = [info.name for info in files if not (self._seen and self._seen.knows(info))]
@@ -404,7 +404,7 @@ class NumberedLog:
     ) -> tuple[list[Entry], tuple[int, int]]:
         """Read all entries up to the file's fenced end or, without a fence, up to its torn tail or its end.
 
-        `head` is what is known of its first bytes. Returns them, and the start and end of the last one.
+        `head` is the known part of its first bytes. Returns the entries, and the start and end of the last one.
         """
         name = self.name_of(number)
         size = self._store.size_bytes(name) if self._store.can_append else info.size_bytes
@@ -464,7 +464,7 @@ class NumberedLog:
     def _note_claims(self, contents: _LogFiles) -> None:
         """Note since when this start has known the files that older writers may look for: those that may hold a claim.
 
-        A file that was not read, as the claim did not need it, may hold one.
+        A file that was not read because the claim did not need it may hold one.
         """
         now_s = self._clock.monotonic_s()
         read = dict(zip(range(self.number - 1, 0, -1), contents.files, strict=False))
@@ -496,5 +496,5 @@ class NumberedLog:
                 entry, end = frame.entry, frame.end
                 if not isinstance(entry, Fence):
                     is_newer = entry.epoch > self.epoch
-                    return f" It is run {entry.run_id} of query {entry.query_id} that owns it." if is_newer else ""
+                    return f" Run {entry.run_id} of query {entry.query_id} owns it." if is_newer else ""
         return ""

@@ -17,10 +17,10 @@ from statelog.storage.names import name_part
 from statelog.storage.retry import RetryingStore, RetryPolicy
 
 STATE_FOLDER: Final = "statelog"
-"""The location of a query's state in its checkpointLocation, unless it is given another."""
+"""The location of a query's state in its checkpointLocation, unless the query has another one."""
 LOG_FOLDER: Final = references.LOG_FOLDER
 PINS_FOLDER: Final = references.PINS_FOLDER
-"""The folders of a query, in its location; beside them is one for each operator, called by its identity."""
+"""The folders of a query, in its location; next to them, each operator has one, named after its identity."""
 CHANGES_FOLDER: Final = references.CHANGES_FOLDER
 RUNS_FOLDER: Final = references.RUNS_FOLDER
 INITIAL_FOLDER: Final = references.INITIAL_FOLDER

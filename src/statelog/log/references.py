@@ -20,7 +20,7 @@ class StoredRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     """The object that holds the run; empty while the run is inside the log entry that names it."""
     offset: Natural
-    """Bytes from the start of the object or, while `name` is empty, of the entry's payload."""
+    """Offset in bytes from the start of the object or, while `name` is empty, of the entry's payload."""
     length: Natural
     checksum: bytes
     """xxh3-128 of the run's bytes."""
@@ -123,22 +123,22 @@ class SegmentRef(msgspec.Struct, frozen=True, gc=False):
     """
 
     subtask: Natural
-    """Of the checkpoint's parallelism."""
+    """Number of the subtask, at the checkpoint's parallelism."""
     attempt: int
     """Spark's id of the task attempt that wrote the changeset."""
     checksum: bytes
     """xxh3-128 of the segment's bytes."""
     offset: Natural
-    """Bytes from the start of the object `name`; in a stored entry, while `name` is empty, from the start of its
-    payload. Readers see absolute offsets only.
+    """Offset in bytes from the start of the object `name`; in a stored entry, while `name` is empty, from the start of
+    its payload. Readers see absolute offsets only.
     """
     length: Natural
     rows: Natural
-    """Number of changes, or of a snapshot's elements."""
+    """Number of changes, or of elements in a snapshot."""
     input_rows: Natural
     """Number of input rows that the subtask read in this batch."""
     name: str = ""
-    """The object that holds the segment; empty while the segment is inside the entry itself."""
+    """The object that holds the segment; empty while the segment is inside the entry."""
 
 
 LOG_FOLDER: Final = "log"
@@ -155,12 +155,12 @@ _PIN: Final = re.compile(rf"{PINS_FOLDER}/\d{{20}}-[0-9a-f]+\.json")
 
 
 def is_pin(name: str) -> bool:
-    """Whether a name is one that only pins have."""
+    """Whether a name has the form that only pins have."""
     return _PIN.fullmatch(name) is not None
 
 
 def require_identities(identities: Iterable[str], where: str) -> None:
-    """Raise CorruptionError unless all are names of a single folder; `where` is the document in messages."""
+    """Raise CorruptionError unless all are names of a single folder; `where` names the document in messages."""
     for identity in identities:
         if identity in (LOG_FOLDER, PINS_FOLDER) or not _IDENTITY.fullmatch(identity):
             raise _forged(where, f"{identity!r:.200} is not an identity of an operator")
@@ -178,5 +178,5 @@ def _forged(where: str, reason: str) -> CorruptionError:
     return CorruptionError(
         f"{where}: {reason}.",
         kind=ErrorKind.FORMAT,
-        hint="Only another program can have written it. Restore the file from a copy, and see who may write there.",
+        hint="Only another program can have written it. Restore the file from a copy, and check who may write there.",
     )

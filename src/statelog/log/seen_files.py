@@ -11,11 +11,11 @@ from statelog.storage.store import ObjectInfo, Store
 
 @dataclass(frozen=True)
 class _Seen:
-    """A file as it was when it was read."""
+    """The state of a file when it was read."""
 
     info: ObjectInfo
     head: bytes
-    """Its first bytes, which tell it from another file of the same number."""
+    """Its first bytes, which distinguish it from another file with the same number."""
     frames: Sequence[Frame]
 
 
@@ -45,7 +45,7 @@ class SeenFiles:
         return list(seen.frames)
 
     def note(self, name: str, frames: Sequence[Frame]) -> None:
-        """Remember the frames of a file whose others were read just now."""
+        """Remember all frames of a file, the rest of which was read just now."""
         self._files[name] = replace(self._files[name], frames=tuple(frames))
 
     def forget_all_but(self, names: Collection[str]) -> None:

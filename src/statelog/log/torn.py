@@ -1,7 +1,7 @@
-"""Distinguishes what a crash of the machine has left of an append from damage.
+"""Distinguishes the remains of an append after a crash of the machine from damage.
 
-Of an append that was not synced, any sectors may be on the disk, in any order; the others are zeros, or the file ends
-before them. An append is one frame, and nothing is appended behind a frame before that is durable. So a frame is torn
+Any sectors of an append that was not synced may be on the disk, in any order; the others are zeros, or the file ends
+before them. An append is one frame, and nothing is appended after a frame until it is durable. So a frame is torn
 if it lacks a sector, and no frame follows it.
 """
 
@@ -26,7 +26,7 @@ from statelog.log.references import SegmentRef, StoredRun
 from statelog.runs import digests
 
 SECTOR_BYTES: Final = 512
-"""The least unit in which a disk writes; sectors begin at multiples of it in a file."""
+"""The smallest unit that a disk writes; in a file, sectors begin at its multiples."""
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -48,11 +48,11 @@ class TornFrames:
             end, behind = offset + FRAME_HEADER_BYTES + header.index_bytes, offset + header.frame_bytes
             index = self._reader.read(offset + FRAME_HEADER_BYTES, header.index_bytes)
             if xxhash.xxh3_64_intdigest(index) == header.index_checksum:
-                return False  # it is as it was written
+                return False  # the frame is as it was written
         return self._lacks_sector(offset, end) and not self._has_frame(behind)
 
     def has_torn_payload(self, start: int, end: int, entry: Entry) -> bool:
-        """Whether the frame from `start` to `end`, whose entry is good, is torn: then it is the last one."""
+        """Whether the frame from `start` to `end`, whose entry is intact, is torn; then it is the last one."""
         if not isinstance(entry, QueryCheckpoint) or not self._lacks_sector(start, end):
             return False
         segments = (segment for section in entry.sections for segment in section.segments)
@@ -82,7 +82,7 @@ class TornFrames:
         return False
 
     def _has_frame(self, start: int) -> bool:
-        """Whether a whole frame begins at `start` or behind it."""
+        """Whether a whole frame begins at or after `start`."""
         for offset in self._magics(start):
             try:
                 if self._reader.frame_at(offset, self._size_bytes) is not None:
@@ -111,7 +111,7 @@ def _sector_end(offset: int) -> int:
 
 
 def frame_unless_torn(reader: FrameReader, offset: int, size_bytes: int, torn: TornFrames | None) -> Frame | None:
-    """As :meth:`FrameReader.frame_at`; None for a damaged frame too, if it may be torn and is."""
+    """Like :meth:`FrameReader.frame_at`, but also None for a damaged frame, if it may be torn and is."""
     try:
         return reader.frame_at(offset, size_bytes)
     except CorruptionError:

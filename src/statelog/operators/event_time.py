@@ -1,4 +1,4 @@
-"""The event time of rows: which are late, and how far event time has come at a checkpoint (an operator's watermark)."""
+"""The event time of rows: which are late, and its progress at a checkpoint (an operator's watermark)."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class WatermarkPolicy:
         """For how long each input has had no rows, up to a batch and in processing time; empty if none is ever idle.
 
         `before_ms` is that of the batch before, `gap_ms` the time since then, and `of_subtasks` has the largest event
-        times in the batch. Of a gap at most half of the time counts after which an input is idle: so a query that was
-        stopped for long does not take the inputs for idle at its start, although a repeated batch must judge alike.
+        times in the batch. A gap counts for at most half of the time after which an input is idle: so a query that was
+        stopped for long does not consider its inputs idle at its start, although a repeated batch must decide alike.
         """
         if not self.idle_ms:
             return []
@@ -156,7 +156,7 @@ class WatermarkPolicy:
         return silent
 
     def _after_gap(self, silent_ms: Sequence[int], gap_ms: int) -> list[int]:
-        """The silence of each input after a gap; that of an input that was not listened to before begins now."""
+        """The silence of each input after a gap; that of a new input begins now."""
         return [
             0
             if idle_ms is None or index >= len(silent_ms)

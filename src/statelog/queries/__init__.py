@@ -1,14 +1,15 @@
-"""Work on whole queries: savepoints, branches, names, rewinds, repair.
+"""Operations on whole queries: savepoints, branches, names, rewinds, repair.
 
-Each module has one public function or two. They begin alike: open the checkpointLocation, read the log (`stopped`),
-insist that the query is in the right state, and write in an order in which a crash leaves a query that can start.
+Each module has one or two public functions. They all follow the same steps: open the checkpointLocation, read the log
+(`stopped`), require that the query is in the right state, and write in an order that leaves, after a crash, a query
+that can start.
 
 - `save_restore`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
   `save` writes the tables and `load` turns them into runs; `target` reserves an empty place for one writer.
 - `branch`: ``branch`` begins a new query with the state of another one, without copying it.
 - `rewind`, `fall_back`: make Spark repeat batches that it has committed.
 - `forget`, `rename`: an operator's state is given up, or gets another name, by a claim in the query's log.
-- `orphans`: ``list_orphans`` lists the objects that nothing needs, ``delete_orphans`` deletes them beside a query.
+- `orphans`: ``list_orphans`` lists the objects that nothing needs, ``delete_orphans`` deletes them while a query runs.
 - `migrate`: begins a new query with the state of Spark's own ``transformWithState``, which `transform_with_state`
   reads and `sorted_runs` stores.
 
@@ -18,5 +19,5 @@ Words of this package:
   No running query owns it. The format is in ``docs/savepoints.md``.
 - rewind: to go back to a checkpoint and take back Spark's commits, so that both agree on the next batch.
 
-May import spark and all packages below.
+May import `spark` and all packages below it.
 """

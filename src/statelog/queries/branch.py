@@ -41,18 +41,18 @@ def branch(
 ) -> Restored:
     """Write a checkpointLocation with which a new query continues from another query's state, without copying it.
 
-    The other query, the parent, may be running or stopped, and neither notices the other. The branch reads the parent's
-    files until it has materialized all state anew; a pin, which does not expire, keeps them so long. So the parent's
-    files must not be deleted by other means meanwhile. This takes seconds for state of any size.
+    The other query, the parent, may be running or stopped, and neither query affects the other. The branch reads the
+    parent's files until it has materialized all of its state itself. Until then, a pin that does not expire keeps the
+    files, and they must not be deleted by other means. This takes seconds for state of any size.
 
     Parameters
     ----------
     checkpoint : str or Path
-        The checkpointLocation of the parent: a directory or a folder in an object store, or with an active session in
-        any file system that Spark reaches.
+        The checkpointLocation of the parent: a directory or a folder in an object store or, with an active session, in
+        any file system that Spark can access.
     new_checkpoint : str or Path
-        The checkpointLocation of the branch: an empty directory, or a folder in an object store. With an active session
-        also one in any other file system that Spark reaches; then `new_location` is needed.
+        The checkpointLocation of the branch: an empty directory, or a folder in an object store. With an active
+        session, also one in any other file system that Spark can access; then `new_location` is required.
     at : int, optional
         The batch after which the branch continues: one that Spark has committed and whose checkpoint is retained; by
         default the newest.
@@ -72,11 +72,12 @@ def branch(
     ------
     ConfigurationError
         If there is no such query or state, a new location is not empty or within the parent's, or the query has
-        stateful operators of Spark's.
+        Spark's own stateful operators.
     StateMissingError
         If the operators or Spark no longer have the batch.
     CorruptionError, StorageError
-        If the parent cannot be read, or a location cannot be written. Remove the new location then: it is incomplete.
+        If the parent cannot be read, or a location cannot be written. In this case, remove the new location: it is
+        incomplete.
 
     Examples
     --------
@@ -106,7 +107,7 @@ def branch(
     except BaseException:
         pin.release()
         raise
-    # From here on the branch may exist, whatever error comes: its pin stays.
+    # From here on, the branch may exist even after an error, so its pin stays.
     spark.write(sources, offsets, commits, query_id=target.query_id, clock_id=secrets.token_hex(8))
     return Restored(str(new_checkpoint), target.query_id, batch + 1)
 
@@ -117,7 +118,7 @@ def _pinned(
     """Choose the batch, and pin its checkpoint for the branch at `spark` and `state`."""
 
     def choose() -> tuple[StoppedQuery, int, HeldPin]:
-        # Before the log is read, so that it has all batches that are found here.
+        # Before the log is read, so that the log has all batches that are found here.
         committed = parent.committed() if at is None else [at]
         query = read_query(parent, location)
         batch = query.choose(committed[-1] if committed else None)
@@ -138,8 +139,8 @@ def _pinned(
 def branch_query(query: QueryHistory, parent: Parent, target: RestoreTarget) -> None:
     """Begin a query's log with the entries that checkpoint `target.batch` of its parent's history needs.
 
-    The operators keep their identities: their state continues. Raises ConfigurationError if the location holds state
-    already.
+    The operators keep their identities: their state continues. Raises ConfigurationError if the location already holds
+    state.
     """
     records = [record for one in query.histories_at(target.batch) if (record := one.record(target.batch)) is not None]
     first = min(record.needed_from for record in records)
@@ -162,7 +163,7 @@ def branch_query(query: QueryHistory, parent: Parent, target: RestoreTarget) -> 
 
 
 def _section(query: QueryHistory, record: Record, batch: int, location: str) -> Section:
-    """The section of an operator in the branch's entry of a batch; `record` is that of the newest."""
+    """The section of an operator in the branch's entry of a batch; `record` is the operator's newest one."""
     checkpoint = query.histories[record.checkpoint.identity].at(batch)
     assert checkpoint is not None, f"checkpoint {batch}, which a later one builds on, is not there"
     section = replace(

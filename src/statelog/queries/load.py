@@ -85,12 +85,12 @@ class RestoreTarget:
 def new_log(target: RestoreTarget, least_epoch: int = 1) -> Iterator[NumberedLog]:
     """Claim the log of a new query, with an epoch of at least `least_epoch`.
 
-    Raises ConfigurationError if the location holds state already.
+    Raises ConfigurationError if the location already holds state.
     """
     log = open_log(open_location(target.location), target.options, target.clock)
     if any(isinstance(entry, QueryCheckpoint) for entry in log.read()):
         raise ConfigurationError(
-            f"{target.location} holds state already.",
+            f"{target.location} already holds state.",
             kind=ErrorKind.OTHER_OWNER,
             hint=f"{target.run_id.capitalize()} into an empty location, or remove the folder first.",
         )
@@ -105,7 +105,7 @@ def new_log(target: RestoreTarget, least_epoch: int = 1) -> Iterator[NumberedLog
 def restore_operators(saved: Sequence[SavedOperator], source: str, target: RestoreTarget, run_all: RunAll) -> None:
     """Begin a query's log with the state of all operators in the savepoint at `source`.
 
-    Raises ConfigurationError if the location holds state already. After an error the location has no checkpoint, so
+    Raises ConfigurationError if the location already holds state. After an error, the location has no checkpoint, so
     files that were written do not count.
     """
     with new_log(target) as log:
@@ -206,9 +206,9 @@ def load_keyed(
         hashes = rows.column(HASH).to_numpy().view("uint64")
         if (subtasks_of(hashes, part.count) != part.number).any():
             raise CorruptionError(
-                f"{source}/{files[0].name}: it holds keys of another range than {part.number} of {part.count}.",
+                f"{source}/{files[0].name}: it holds keys outside of range {part.number} of {part.count}.",
                 kind=ErrorKind.FORMAT,
-                hint="Was the table written by another program? Load changed tables with initialState.",
+                hint="Another program may have written the table. Load changed tables with initialState.",
             )
         tables.append((schema, rows))
     data, rows_written = encode_tables(decode_schema(key_schema), tables, compression, slice_bytes)

@@ -49,7 +49,7 @@ def migrate(
 
     The query must be stopped. The new query is the same one with ``statelog.key_by(...)`` in place of ``groupBy(...)``.
     It continues after the last batch that Spark has committed: with all values, lists, maps, expirations, timers, the
-    positions of the sources, and the watermark. The old checkpoint is only read. An interrupted migration can be
+    positions of the sources, and the watermark. The old checkpoint is not changed. An interrupted migration can be
     repeated with the same arguments. Spark reads the state, in the active session or a new one. See
     docs/migrating.md.
 
@@ -58,14 +58,14 @@ def migrate(
     old_checkpoint : str or Path
         The checkpointLocation of the query with Spark's operator.
     new_checkpoint : str or Path
-        An empty directory, a folder in an object store, or one in any other file system that Spark reaches; then
-        `location` is needed. The executors write the state, so they must see it.
+        An empty directory, a folder in an object store, or one in any other file system that Spark can access; then
+        `location` is required. The executors write the state, so they must be able to access it.
     uid : str, optional
         The name that the operator will have, if it is given one.
     location : str, optional
         The location of the state, if the operator will be given one; by default below `new_checkpoint`.
     options : Options, optional
-        The options that the operator will have, of which those of stored files count here.
+        The options that the operator will have; only those that affect stored files matter here.
 
     Returns
     -------
@@ -75,8 +75,8 @@ def migrate(
     Raises
     ------
     ConfigurationError
-        If the query is running, its state is not that of one ``transformWithState`` in RocksDB, or the new place is not
-        empty.
+        If the query is running, its state is not that of one ``transformWithState`` in RocksDB, or the new location is
+        not empty.
     StateMissingError
         If Spark has committed no batch, or cannot read the state of the last one.
     StorageError
@@ -100,7 +100,7 @@ def migrate(
     if internals.active_query(session, old_id) is not None:
         raise ConfigurationError(f"The query of {old.location} is running.", hint="Stop it first.")
     batch, newest = _batches(old)
-    # The same for a repetition, so that it knows what an interrupted migration has left.
+    # The same for a repetition, so that it recognizes what an interrupted migration has left.
     told = [old_id, str(batch), absolute(new.location), state, name]
     query_id = str(uuid.uuid5(uuid.NAMESPACE_URL, "\n".join(told)))
     target = RestoreTarget(
@@ -138,12 +138,12 @@ def _batches(old: SparkCheckpoint) -> tuple[int, int]:
     """The last batch that Spark has committed, and the last one that it has begun."""
     committed = old.batches(COMMITS)
     if not committed:
-        raise StateMissingError(f"{old.location}: Spark has committed no batch.", hint="Run the query, and stop it.")
+        raise StateMissingError(f"{old.location}: Spark has committed no batch.", hint="Run the query, then stop it.")
     batch, newest = committed[-1], max(old.batches(OFFSETS), default=-1)
     if newest > batch + 1:
         raise StateMissingError(
-            f"{old.location}: Spark has begun batch {newest}, and the last one that it has committed is {batch}.",
-            hint="Were files removed? Restore the folder from a copy.",
+            f"{old.location}: Spark has begun batch {newest}, but the last batch that it has committed is {batch}.",
+            hint="Files may have been removed. Restore the folder from a copy.",
         )
     return batch, max(batch, newest)
 
@@ -152,9 +152,9 @@ def _batches(old: SparkCheckpoint) -> tuple[int, int]:
 
 
 def _is_done(new: SparkCheckpoint, target: RestoreTarget) -> bool:
-    """Whether an earlier attempt has come to its last write.
+    """Whether an earlier attempt has reached its last write.
 
-    Raises ConfigurationError if there is another query, or if this one has gone on since.
+    Raises ConfigurationError if there is another query, or if this one has run since then.
     """
     if not new.has_query():
         return False
@@ -188,7 +188,7 @@ def _store(read: SparkState, operator: SparkOperator, uid: str, offsets: BatchOf
         settings=dict(recorded_settings(operator.time_mode, RowCodecs())),
     )
     parts = distinct_parts(schema.name for schema in schemas)
-    # The same for a repetition, which so writes the files anew that an interrupted migration has left.
+    # The same for a repetition, so that it overwrites the files that an interrupted migration has left.
     identity = new_identity(uid, uuid.UUID(target.query_id).bytes)
     section = replace(first_section(saved, target), identity=identity)
     with new_log(target) as log:

@@ -1,7 +1,7 @@
-"""Lists the orphans of crashed starts, and deletes those that no start of the query can come to need.
+"""Lists the orphans of crashed starts, and deletes those that no start of the query can ever need.
 
-The next start removes all orphans. It has claimed the location; a deletion by hand has not, and the query may run.
-So `delete_orphans` asks for more than `list_orphans`; docs/design/0014-reading-state.md has the argument.
+The next start removes all orphans: it has claimed the location. `delete_orphans` has not, and the query may be running,
+so it deletes only some of the objects that `list_orphans` lists; docs/design/0014-reading-state.md has the argument.
 """
 
 from __future__ import annotations
@@ -90,21 +90,21 @@ def delete_orphans(
     dry_run: bool = False,
     clock: Clock | None = None,
 ) -> list[ObjectInfo]:
-    """Delete the objects that no checkpoint needs or can come to need, while the query runs or later.
+    """Delete the objects that no checkpoint needs or can ever need, while the query runs or later.
 
     These are orphans of starts before the one that wrote the newest checkpoint, log files before the start of the log,
-    and expired pins. The other orphans wait for the next start of the query, which removes what is left. Nothing goes
-    that a pin keeps, and nothing at all if a pin cannot be read.
+    and expired pins. The next start of the query removes the other orphans. Nothing that a pin keeps is deleted, and
+    nothing at all if a pin cannot be read.
 
     Parameters
     ----------
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given.
     min_age_s : float, timedelta or str
-        Objects younger than this stay, in seconds; expired pins go at any age.
+        Objects younger than this stay, in seconds; expired pins are deleted at any age.
     release : bool
-        Also remove the pins of branches that are gone: whose location does not exist any more, or is another branch's.
-        All branches must be within reach.
+        Also remove the pins of branches that are gone: branches whose location no longer exists, or belongs to another
+        branch. The locations of all branches must be reachable.
     dry_run : bool
         Only report; delete nothing.
     clock : Clock, optional
@@ -120,10 +120,10 @@ def delete_orphans(
     ConfigurationError
         If there is no operator.
     CorruptionError
-        If a log or a pin is damaged; nothing was deleted.
+        If a log or a pin is damaged; then nothing was deleted.
     StorageError
-        If the store cannot be read, or an object cannot be deleted. Then some objects may be gone; the call can be
-        repeated.
+        If the store cannot be read, or an object cannot be deleted. Then some objects may have been deleted; the call
+        can be repeated.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def delete_orphans(
 
 
 def _delete(store: Store, names: Sequence[str]) -> None:
-    """Delete objects; log files one after the other, as a claim may go only after the file before it."""
+    """Delete objects; log files one by one, because a claim may be deleted only after the file before it."""
     log = f"{LOG_FOLDER}/"
     store.delete([name for name in names if not name.startswith(log)])
     for name in names:
@@ -169,9 +169,9 @@ def _deletable(store: Store, min_age_s: float, clock: Clock, release: bool) -> l
 
 
 def _read_pins(store: Store, now_s: float, released_until_s: float | None = None) -> tuple[set[str], list[ObjectInfo]]:
-    """All objects that standing pins name, and the pins that have expired.
+    """All objects that unexpired pins name, and the pins that have expired.
 
-    With `released_until_s` also the pins, made until then, of branches that are gone.
+    With `released_until_s`, also the pins that were made until then for branches that are gone.
     """
     pinned: set[str] = set()
     expired: list[ObjectInfo] = []
@@ -197,7 +197,7 @@ def _read_pins(store: Store, now_s: float, released_until_s: float | None = None
 
 
 def _is_gone(branch: str, pin: str) -> bool:
-    """Whether a pin is that of a branch that does not need it, or not any more: its newest entry does not name it."""
+    """Whether a pin is that of a branch that does not, or no longer, need it: its newest entry does not name it."""
     if not branch:
         return False
     parent = read_history(open_location(branch)).parent
@@ -207,8 +207,8 @@ def _is_gone(branch: str, pin: str) -> bool:
 def _before_newest(store: Store, entries: Sequence[Entry], clock: Clock) -> list[Entry]:
     """The log as it was before its newest checkpoint.
 
-    That one may not last: a claim may come to end the log before it, and a crash of the machine to lose it. Then what
-    it gave up or replaced counts again.
+    The newest checkpoint may not last: a later claim may end the log before it, and a crash of the machine may lose it.
+    Then what it ended or replaced counts again.
     """
     checkpoints = [entry for entry in entries if isinstance(entry, QueryCheckpoint)]
     if not checkpoints:
@@ -246,7 +246,7 @@ def _log_start(entries: Iterable[Entry]) -> int:
 def _log_files(
     listed: Iterable[ObjectInfo], first_needed: int, may_go: Callable[[ObjectInfo], bool]
 ) -> Iterator[ObjectInfo]:
-    """The log files that may go: those before a number, up to the first that has to stay.
+    """The log files that may be deleted: those before a number, up to the first that must stay.
 
     Later ones may be claims, which stay as long as the file before them, so that a frozen driver finds itself fenced.
     """
@@ -262,8 +262,8 @@ def _log_files(
 class _Fenced:
     """The starts before the one that wrote the newest checkpoint, and the objects that they have written.
 
-    A newer claim alone does not settle which entries are before it: its start may still find one of an older start.
-    Before it writes a checkpoint it has.
+    A newer claim alone does not determine which entries precede it: until its start writes a checkpoint, it may still
+    find an entry of an older start.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -274,7 +274,7 @@ class _Fenced:
         self._runs: Collection[str] = {run for run, _ in runs} - live
 
     def has_written(self, name: str) -> bool:
-        """Whether one of these starts has written an object, so that no later entry can reference it anew."""
+        """Whether one of these starts has written an object, so that no later entry can start to reference it."""
         match name.split("/"):
             case [_, folder, run, _] if folder == INITIAL_FOLDER:
                 return run in self._runs

@@ -1,4 +1,4 @@
-"""Gives an operator of a stopped query another uid, or gives its state up (forget)."""
+"""Gives an operator of a stopped query another uid (rename), or gives up its state (forget)."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def forget(
 ) -> Forgotten:
     """Give up the state of one operator of a stopped query.
 
-    At its next start the query may lack the operator. If it still has it, the operator starts empty, or from its
-    ``initialState``, at the batch that comes next. The other operators keep their state, and the
-    sources continue where they were. Checkpoints of the operator that a pin or a branch holds stay readable through it.
+    After that, the query can start without the operator. If it still has the operator, the operator begins with its
+    next batch, empty or with its ``initialState``. The other operators keep their state, and the sources continue where
+    they were. Checkpoints of the operator that a pin or a branch keeps stay readable through it.
 
-    This is one entry in the query's log. A query that still runs loses the log and fails.
+    This writes one entry to the query's log. If the query is still running, it loses the log and fails.
 
     Parameters
     ----------
     checkpoint_location : str or Path
-        The query's checkpointLocation: a directory or a folder in an object store, or with an active session in any
-        file system that Spark reaches.
+        The query's checkpointLocation: a directory or a folder in an object store or, with an active session, in any
+        file system that Spark can access.
     uid : str
-        The operator. In a query that has no operator of statelog's, the one that is added.
+        The operator. In a query without statelog operators, the operator that will be added.
     location : str, optional
         The location of the state, if the query's operators were given one.
     dry_run : bool
@@ -94,7 +94,7 @@ def forget(
 
 
 def _beginning(history: QueryHistory, query: StoppedQuery, uid: str, batch: int) -> News:
-    """Let a query begin its state with a batch. Those before it had no operator, and have no checkpoints."""
+    """Let a query begin its state with a batch. The batches before it had no operator, and have no checkpoints."""
     if history.names:
         raise _unknown(history, query, uid)
     return News(follows=b"", begins_at=batch)
@@ -112,7 +112,7 @@ def _unknown(history: QueryHistory, query: StoppedQuery, uid: str) -> Configurat
     return ConfigurationError(
         f"{query.location}: the query has no operator '{uid}'; it has {names}.",
         kind=ErrorKind.INVALID_OPTION,
-        hint="Pass the uid of one of these. An operator that is new in a query with others needs no call.",
+        hint="Pass the uid of one of these. An operator that is added to a query with others needs no call.",
     )
 
 
@@ -139,18 +139,18 @@ class Renamed:
 
 
 def rename(checkpoint_location: str | Path, uid: str, new_uid: str, *, location: str | None = None) -> Renamed:
-    """Give an operator of a stopped query another uid, for a program that names it so from now on.
+    """Give an operator of a stopped query another uid, for a program that uses this uid from now on.
 
-    This is one entry in the query's log: no state is copied, and all checkpoints of the operator have the new name from
-    then on. A query that still runs loses the log and fails.
+    This writes one entry to the query's log: no state is copied, and all checkpoints of the operator have the new name
+    from then on. If the query is still running, it loses the log and fails.
 
     Parameters
     ----------
     checkpoint_location : str or Path
-        The query's checkpointLocation: a directory or a folder in an object store, or with an active session in any
-        file system that Spark reaches.
+        The query's checkpointLocation: a directory or a folder in an object store or, with an active session, in any
+        file system that Spark can access.
     uid, new_uid : str
-        The operator's uid, and its new one, which no operator of the query has.
+        The operator's uid, and the new one, which no operator of the query may have.
     location : str, optional
         The location of the state, if the query's operators were given one.
 
@@ -191,8 +191,8 @@ def _identity(history: QueryHistory, uid: str, new_uid: str, location: str) -> s
         )
     if new_uid in names:
         raise ConfigurationError(
-            f"{location}: the query has an operator '{new_uid}'.",
+            f"{location}: the query already has an operator '{new_uid}'.",
             kind=ErrorKind.OTHER_OWNER,
-            hint="Choose another uid, or give that operator's state up: statelog.forget(checkpointLocation, uid).",
+            hint="Choose another uid, or give up that operator's state: statelog.forget(checkpointLocation, uid).",
         )
     return names[uid]

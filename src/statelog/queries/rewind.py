@@ -1,4 +1,4 @@
-"""Sets a stopped query back: to an earlier batch (rewind), or to its newest checkpoint without damage (fall_back)."""
+"""Sets a stopped query back: to an earlier batch (rewind), or to its newest undamaged checkpoint (fall_back)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rewound:
     removed : list of str
         Files taken out of Spark's checkpoint, in order.
     moved_to : str
-        The folder that has these files now; empty if there are none. You may delete it once the query runs.
+        The folder that now contains these files; empty if there are none. You may delete it once the query runs.
     operators : list of str
         The operators that the query has in that checkpoint.
     """
@@ -56,27 +56,27 @@ def rewind(
     to: int | None = None,
     dry_run: bool = False,
 ) -> Rewound:
-    """Make Spark repeat the batches that it committed although their state is missing, or all after a batch.
+    """Make Spark repeat the batches that it committed although their state is missing, or all batches after a batch.
 
-    State is missing if an action did not run every subtask to its end (``limit`` in foreachBatch, say), or if it was
-    restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same batch ids. If
-    a sink leaves out ids that it has seen, as Spark's file sink does, set it back as well.
+    State is missing if an action did not run every subtask to its end (such as ``limit`` in foreachBatch), or if the
+    state was restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same
+    batch ids. If a sink skips ids that it has seen, as Spark's file sink does, set it back as well.
 
     Nothing changes unless the query can continue from the batch: its checkpoint must be retained, and all of the
-    checkpoint's objects must exist. Then the log notes that the query goes back, and the files that Spark must forget
-    are moved aside, not deleted. An interrupted call is to be repeated; until then the query does not start. Later
+    checkpoint's objects must exist. Then the log records that the query goes back, and the files that Spark must forget
+    are moved aside, not deleted. If a call was interrupted, repeat it; until then, the query does not start. Later
     checkpoints can be read only through pins.
 
     Parameters
     ----------
     checkpoint_location : str or Path
-        The query's checkpointLocation: a directory or a folder in an object store, or with an active session in any
-        file system that Spark reaches.
+        The query's checkpointLocation: a directory or a folder in an object store or, with an active session, in any
+        file system that Spark can access.
     location : str, optional
         The location of the state, if the query's operators were given one.
     to : int, optional
-        The batch to go back to, whose checkpoint is retained: the query continues with the batch after it. By default
-        the newest that Spark has committed and that has a checkpoint.
+        The batch to go back to: the query continues with the batch after it. Its checkpoint must be retained. By
+        default, the newest batch that Spark has committed and that has a checkpoint.
     dry_run : bool
         Report the changes without making them.
 
@@ -116,7 +116,7 @@ def open_stopped(checkpoint_location: str | Path, location: str | None) -> Stopp
 
 
 def rewind_to(query: StoppedQuery, batch: int, *, dry_run: bool) -> Rewound:
-    """Have a query continue after a batch; raises the errors of :func:`rewind`."""
+    """Make a query continue after a batch; raises the errors of :func:`rewind`."""
     spark = query.spark
     offsets, commits = spark.batches(OFFSETS), spark.batches(COMMITS)
     newest = query.rewind_target()
@@ -128,7 +128,7 @@ def rewind_to(query: StoppedQuery, batch: int, *, dry_run: bool) -> Rewound:
         return Rewound(max(commits, default=-1) + 1, [], [], "", operators)
     _require_input(query, batch, offsets, commits)
     query.require_restorable(batch)
-    # The offsets go first: after a crash in between, Spark and the state still disagree visibly. In the other order
+    # The offsets go first: after a crash in between, Spark and the state still visibly disagree. In the other order,
     # Spark would skip a batch.
     doomed = [f"{OFFSETS}/{offset}" for offset in reversed(offsets) if offset > batch + 1]
     doomed += [f"{COMMITS}/{committed}" for committed in reversed(taken_back)]
@@ -140,11 +140,12 @@ def rewind_to(query: StoppedQuery, batch: int, *, dry_run: bool) -> Rewound:
 
 
 def _id_at(history: QueryHistory, query: StoppedQuery, batch: int) -> bytes:
-    """The id of the checkpoint to go back to; StateMissingError if the query has gone on since it was read."""
+    """The id of the checkpoint to go back to; StateMissingError if the query has continued since it was read."""
     entry, meant = history.at(batch), query.history.at(batch)
     if (entry and entry.id) != (meant and meant.id):
         raise StateMissingError(
-            f"{query.location}: checkpoint {batch} was replaced meanwhile.", hint="Is the query running? Stop it first."
+            f"{query.location}: checkpoint {batch} was replaced meanwhile.",
+            hint="If the query is running, stop it first.",
         )
     return b"" if entry is None else entry.id
 
@@ -153,15 +154,15 @@ def _require_choice(query: StoppedQuery, batch: int, newest: int) -> None:
     """Check that a user can have the query go back to a batch."""
     if not 0 <= batch <= newest:
         raise ConfigurationError(
-            f"The query was to go back to batch {batch}; the newest checkpoint of a batch that Spark has committed"
+            f"The query cannot go back to batch {batch}: the newest checkpoint of a batch that Spark has committed"
             f" is {newest}.",
             kind=ErrorKind.INVALID_OPTION,
             hint="Pass the batch of a checkpoint that list_checkpoints shows as retained.",
         )
     if query.history.has_batch(batch) and not query.is_of_batch(batch):
         raise StateMissingError(
-            f"{query.location}: its checkpoint {batch} is not of the batch {batch} that Spark has committed, which"
-            " was repeated since.",
+            f"{query.location}: checkpoint {batch} does not belong to the batch {batch} that Spark has committed,"
+            " because the batch was repeated since then.",
             hint="Choose another batch.",
         )
 
@@ -194,9 +195,10 @@ class FellBack(Rewound):
     Parameters
     ----------
     damages : tuple of Damage
-        All that is damaged or missing.
+        Everything that is damaged or missing.
     copies : list of str
-        Copies of the damaged objects. You may delete them; the query deletes the objects when it does not need them.
+        Copies of the damaged objects. You may delete them; the query deletes the objects themselves when it no longer
+        needs them.
     """
 
     damages: tuple[Damage, ...]
@@ -209,7 +211,7 @@ def fall_back(
     location: str | None = None,
     dry_run: bool = False,
 ) -> FellBack:
-    """Set a stopped query back to its newest checkpoint without damage, after which Spark repeats the later batches.
+    """Set a stopped query back to its newest undamaged checkpoint, after which Spark repeats the later batches.
 
     Everything that the query's checkpoints consist of is read and checked, as by :func:`verify`. Then Spark is set
     back, as by :func:`rewind`. Sinks see the repeated batches under the same batch ids.
@@ -217,20 +219,20 @@ def fall_back(
     Parameters
     ----------
     checkpoint_location, location
-        As of :func:`rewind`.
+        As for :func:`rewind`.
     dry_run : bool
         Report the damage and the changes without making them.
 
     Returns
     -------
     FellBack
-        The changes; there are none if the newest checkpoint is without damage.
+        The changes; there are none if the newest checkpoint is undamaged.
 
     Raises
     ------
     ConfigurationError, StateMissingError, CorruptionError
-        As of :func:`rewind`. StateMissingError also if no retained checkpoint is without damage, CorruptionError if a
-        log is damaged: then only a savepoint or a copy helps.
+        As for :func:`rewind`. StateMissingError also if every retained checkpoint is damaged, CorruptionError if a log
+        is damaged: then only a savepoint or a copy helps.
 
     Examples
     --------
@@ -248,17 +250,17 @@ def fall_back(
     if not whole:
         problems = "; ".join(damage.problem for damage in damages[:3])
         raise StateMissingError(
-            f"{query.spark.location}: no retained checkpoint is without damage: {problems}.",
+            f"{query.spark.location}: every retained checkpoint is damaged: {problems}.",
             kind=ErrorKind.CHECKPOINT_MISSING,
             hint="Restore a savepoint, or the damaged objects from a copy. 'statelog verify' lists all damage.",
         )
-    # The copies come first: once Spark's files are moved, the call must not fail any more.
+    # The copies come first: once Spark's files are moved, the call must not fail.
     copies = [] if dry_run else _copied(query, damages)
     return FellBack(**asdict(rewind_to(query, max(whole), dry_run=dry_run)), damages=damages, copies=copies)
 
 
 def _copied(query: StoppedQuery, damages: Sequence[Damage]) -> list[str]:
-    """Copy the damaged objects, those that are there; those of a branch's parent stay where they are."""
+    """Copy those damaged objects that exist, except those of a branch's parent."""
     store = query.store
     names = sorted({damage.name for damage in damages if damage.name and not is_link(damage.name)})
     folder = free_folder((info.name for info in store.list(f"{_ASIDE}/")), _ASIDE)

@@ -97,7 +97,7 @@ class _Tables:
 
 def _export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: Store) -> dict[str, SavedFile]:
     """Write the states of an unkeyed operator, one file per state; returns the files by state."""
-    segments = checkpoint.segments if checkpoint.states else []  # else they may be a query's stored output
+    segments = checkpoint.segments if checkpoint.states else []  # without states, they may be a query's stored output
     snapshots = [Snapshot(read_segment(source, segment), segment.name) for segment in segments]
     folders = _state_folders(folder, checkpoint.states)
     files: dict[str, SavedFile] = {}
@@ -155,7 +155,7 @@ def _state_folders(folder: str, states: Sequence[StateSchema]) -> dict[str, str]
 
 _COMPRESSION: Final = "zstd"
 _SPARK_SCHEMA: Final = "org.apache.spark.sql.parquet.row.metadata"
-"""Spark looks here for the types of a file's columns, as Parquet has no intervals and no void."""
+"""Spark looks here for the types of a file's columns, because Parquet has no intervals and no void."""
 _TIME: Final = pa.time64("us")
 """Spark's own unit in Parquet; times have no more digits."""
 
@@ -267,7 +267,7 @@ def finish_target(store: Store) -> None:
 def _not_empty(target: str) -> ConfigurationError:
     return ConfigurationError(
         f"{target} is not empty, or another savepoint is being written there.",
-        hint="Give each savepoint a directory of its own; remove what an interrupted one has left.",
+        hint="Use a separate directory for each savepoint, and remove what an interrupted one has left.",
     )
 
 
@@ -277,5 +277,5 @@ def require_apart(location: str, folders: Iterable[str], what: str) -> None:
         if is_within(location, folder):
             raise ConfigurationError(
                 f"{what} {location} is within {folder}, whose files must not be mixed with others.",
-                hint="Choose a place outside of it.",
+                hint="Choose a location outside of it.",
             )

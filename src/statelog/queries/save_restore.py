@@ -48,7 +48,7 @@ class Savepoint:
     query_id : str
         Id of the query that was saved.
     rows : dict of str to (dict of str to int)
-        For each operator the number of rows of each state.
+        For each operator, the number of rows of each state.
     """
 
     target: str
@@ -79,7 +79,7 @@ class Restored:
 def savepoint(
     query: StreamingQuery | str | Path, target: str | Path, *, location: str | None = None, batch: int | None = None
 ) -> Savepoint:
-    """Copy all state of a query, and the positions of its sources, into a directory of its own.
+    """Copy all state of a query, and the positions of its sources, into a separate directory.
 
     The copy is self-contained: no running query owns or changes it. All operators are saved as of the same batch. The
     tables are Parquet files; docs/savepoints.md describes them.
@@ -87,11 +87,11 @@ def savepoint(
     Parameters
     ----------
     query : StreamingQuery, str or Path
-        A running query of this application, which goes on meanwhile; or the checkpointLocation of a stopped query: a
-        directory or a folder in an object store, or with an active session in any file system that Spark reaches.
+        A running query of this application, which keeps running; or the checkpointLocation of a stopped query: a
+        directory or a folder in an object store or, with an active session, in any file system that Spark can access.
     target : str or Path
         A directory that does not exist or is empty, or a folder in an object store. With an active session and much
-        state, the executors write the files, so they must see the directory.
+        state, the executors write the files, so they must be able to access the directory.
     location : str, optional
         The location of the state, if the query's operators were given one. Only for a stopped query.
     batch : int, optional
@@ -105,7 +105,7 @@ def savepoint(
     Raises
     ------
     ConfigurationError
-        If there is no such query or state, the target is not empty, or the query has stateful operators of Spark's.
+        If there is no such query or state, the target is not empty, or the query has Spark's own stateful operators.
     StateMissingError
         If the operators or Spark no longer have the batch.
     CorruptionError, StorageError
@@ -122,7 +122,7 @@ def savepoint(
         if location is not None or batch is not None:
             raise ConfigurationError(
                 "location and batch have no meaning for a running query.",
-                hint="Its operators' locations are known, and its newest committed batch is saved.",
+                hint="Omit them: the operators' locations are known, and the newest committed batch is saved.",
             )
         return _save_running(query, place)
     return save_stopped(str(query), place, location, checked_batch(batch, "batch"))
@@ -146,8 +146,8 @@ def restore(
     source : str or Path
         The savepoint.
     checkpoint_location : str or Path
-        An empty directory, or a folder in an object store. With an active session also one in any other file system
-        that Spark reaches; then `location` is needed.
+        An empty directory, or a folder in an object store. With an active session, also one in any other file system
+        that Spark can access; then `location` is required.
     location : str, optional
         The location for the state, if the new query gives its operators one; by default below `checkpoint_location`.
     claim : bool
@@ -167,7 +167,8 @@ def restore(
     CorruptionError
         If the savepoint is damaged.
     StorageError
-        If the savepoint cannot be read, or a location cannot be written. Remove the location then: it is incomplete.
+        If the savepoint cannot be read, or a location cannot be written. In this case, remove the location: it is
+        incomplete.
 
     Examples
     --------
@@ -197,7 +198,7 @@ def restore(
     restore_operators(manifest.operators, saved_location, where, _run_all(session))
     spark.restore(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
     if claim:
-        # The manifest goes first, so that the remains of a crash are not taken for a savepoint.
+        # The manifest goes first, so that the remains of a crash are not mistaken for a savepoint.
         saved.delete([MANIFEST])
         saved.delete(manifest.file_names)
     return Restored(root, query_id, manifest.batch + 1)
@@ -225,8 +226,8 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
     running = None if endpoint is None else endpoint.running_query(query)
     if running is None:
         raise ConfigurationError(
-            f"Query {query.id} has no operators of statelog.",
-            hint="A savepoint holds the state of statelog's operators.",
+            f"Query {query.id} has no statelog operators.",
+            hint="Pass a query with statelog operators: a savepoint holds their state.",
         )
     spark = open_checkpoint(internals.checkpoint_location(query), running.session)
     with ExitStack() as held:

@@ -1,7 +1,7 @@
 """Stores the rows of DataFrames as runs of state. Spark sorts them, so no process holds all rows of a subtask.
 
-Two steps in Python: before the shuffle keys and entries are encoded, because rows are sorted by their bytes; after it
-the sorted rows are written, a run after the other.
+Two steps run in Python: before the shuffle, keys and entries are encoded, because rows are sorted by their bytes; after
+it, the sorted rows are written, one run after the other.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RunsPlace:
     """Within the location. Each subtask has its own folder below it."""
     compression: str | None
     run_bytes: int = 16 << 20
-    """A run that has so many bytes ends with the batch of rows that it has, and with the last one's hash."""
+    """A run that reaches this size ends with its current batch of rows, and with all rows of the last one's hash."""
 
 
 def store_sorted(rows: StateRows, parallelism: int, place: RunsPlace, name: str) -> dict[int, list[StoredRun]]:

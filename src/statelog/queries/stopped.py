@@ -1,4 +1,4 @@
-"""A stopped query: Spark's files of it and its log, and the changes that tools make to both."""
+"""A stopped query: its Spark files and its log, and the changes that tools make to both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class News:
 
 @dataclass(frozen=True)
 class StoppedQuery:
-    """A query's checkpointLocation and its log, as they were when they were read."""
+    """A query's checkpointLocation and its log, as of the time they were read."""
 
     spark: SparkCheckpoint
     query_id: str
@@ -61,9 +61,9 @@ class StoppedQuery:
             )
 
     def claim(self, run_id: str, decide: Callable[[QueryHistory], News], clock: Clock | None = None) -> None:
-        """Append a claim with the news that `decide` makes of the newest history, which nothing can change meanwhile.
+        """Append a claim with the news that `decide` derives from the newest history, which cannot change meanwhile.
 
-        A query that still runs is fenced by it. Raises what `decide` raises, and as :meth:`NumberedLog.claim`.
+        The claim fences a query that is still running. Raises what `decide` raises, and as :meth:`NumberedLog.claim`.
         """
         clock = clock or SystemClock()
         log = open_log(self.store, Options(), clock)
@@ -119,28 +119,28 @@ class StoppedQuery:
             newest = self.history.latest
             assert newest is not None, "the query has state"
             raise StateMissingError(
-                f"{self.spark.location}: Spark has committed batch {chosen}, and {self.location} has no checkpoint of"
-                f" it: its newest is {newest.batch}.",
+                f"{self.spark.location}: Spark has committed batch {chosen}, but {self.location} has no checkpoint of"
+                f" it: its newest checkpoint is {newest.batch}.",
                 hint="Run statelog.rewind(checkpointLocation) first"
-                + (f", or choose batch {older[-1]}, the newest that has one." if older else "."),
+                + (f", or choose batch {older[-1]}, the newest one with a checkpoint." if older else "."),
             )
         if not self.history.names_at(chosen):
             raise ConfigurationError(
                 f"{self.location}: as of batch {chosen}, the state of all of the query's operators has been given up.",
                 kind=ErrorKind.CHECKPOINT_MISSING,
-                hint="Start the query: an operator that it has then begins its state.",
+                hint="Start the query: its operators then begin their state.",
             )
         return chosen
 
     def _not_committed(self, batch: int | None, committed: list[int]) -> StateMissingError:
         kept = [one for one in committed if self.is_of_batch(one)]
         asked = "There is no batch" if batch is None else f"Batch {batch} is not one"
-        ends = f" The first is {kept[0]}, the last {kept[-1]}." if kept else ""
+        ends = f" The first such batch is {kept[0]}, the last is {kept[-1]}." if kept else ""
         return StateMissingError(
             f"{self.spark.location}: {asked} that Spark has committed and that has a checkpoint.{ends}",
-            hint="Options(retained_checkpoints=...) keeps more of them."
+            hint="Options(retained_checkpoints=...) keeps more checkpoints."
             if kept
-            else "Run the query until its first batch is over; if Spark and the state disagree, run"
+            else "Run the query until its first batch has ended; if Spark and the state disagree, run"
             " statelog.rewind(checkpointLocation) first.",
         )
 
@@ -151,14 +151,14 @@ class StoppedQuery:
         return INITIAL_BATCH if begins_at is None or begins_at[0] != self.query_id else begins_at[1] - 1
 
     def rewind_target(self) -> int:
-        """The newest checkpoint of a batch that Spark has committed; without one the batch before the state begins.
+        """The newest checkpoint of a batch that Spark has committed; without one, the batch before the state begins.
 
         Raises ConfigurationError if the query has no state, CorruptionError if a checkpoint that later ones build on is
         lost, StateMissingError if there is no checkpoint of any batch that Spark has committed.
         """
         commits = self.spark.batches(COMMITS)
-        # A start that ends before its first checkpoint leaves none. So after Spark's first commit a missing one is
-        # normal; later it means that the state is elsewhere or gone.
+        # A start that ends before its first checkpoint leaves none. So after Spark's first commit, a missing one is
+        # normal; later, it means that the state is elsewhere or gone.
         is_first = commits[-1:] == [self._begins_after + 1]
         if not is_first:
             self.require_state()
@@ -187,7 +187,7 @@ class StoppedQuery:
             raise StateMissingError(
                 f"{self.location}: the query would have to go back to checkpoint {batch}, but {kept}.",
                 hint="Restore the state from a newer copy, or start with a new checkpointLocation."
-                " Options(retained_checkpoints=...) keeps more.",
+                " Options(retained_checkpoints=...) keeps more checkpoints.",
             )
         missing = self._missing_objects(batch)
         if missing:
@@ -219,7 +219,7 @@ class StoppedQuery:
 def read_query(checkpoint: SparkCheckpoint, location: str | None) -> StoppedQuery:
     """Read a query's log, at `location` or below its checkpointLocation.
 
-    Raises ConfigurationError if the location is no checkpoint, CorruptionError or StorageError if the log cannot be
+    Raises ConfigurationError if the location is not a checkpoint, CorruptionError or StorageError if the log cannot be
     read.
     """
     place = location or state_location(checkpoint, None)

@@ -1,4 +1,4 @@
-"""Reads the state of Spark's own operator ``transformWithState``, with Spark's readers of state.
+"""Reads the state of Spark's own operator ``transformWithState``, with Spark's state readers.
 
 ``state-metadata`` lists the operators of a checkpointLocation and their state variables. ``statestore`` reads one of
 them, or the timers, as of a batch. A value with a TTL is a struct of the value and its expiration.
@@ -42,7 +42,7 @@ _TTL_EXPIRES: Final = "ttlExpirationMs"
 
 @dataclass(frozen=True)
 class SparkOperator:
-    """The state of a ``transformWithState`` of Spark's as of a batch."""
+    """The state of Spark's ``transformWithState`` as of a batch."""
 
     time_mode: TimeMode
     partitions: int
@@ -69,15 +69,15 @@ class SparkState:
         """
         if not files:
             raise self._refused(
-                "it has no state of Spark's", "Pass the checkpointLocation of a query of Spark's operator."
+                "it has no Spark state", "Pass the checkpointLocation of a query with Spark's transformWithState."
             )
         found = self._only_operator()
         provider = conf.get(_PROVIDER, "")
         if provider != _ROCKSDB:
             raise self._refused(
-                f"its state is kept by {provider.rpartition('.')[2] or 'a default provider'}, and only that of"
+                f"its state is kept by {provider.rpartition('.')[2] or 'a default provider'}, but only state of"
                 " RocksDBStateStoreProvider can be read",
-                "Start the query anew, with another source of its state as initialState.",
+                "Start a new query, and load its state from another source with initialState.",
             )
         self._require_partitions(found, files)
         properties = json.loads(found["operatorProperties"] or "{}")
@@ -88,7 +88,7 @@ class SparkState:
         if mode.domain is not None:
             states.append(self._timers(mode.domain))
         if not states:
-            raise self._refused("its operator has no state", "Start the query anew, with statelog.key_by.")
+            raise self._refused("its operator has no state", "Start a new query with statelog.key_by.")
         return SparkOperator(mode, found["numPartitions"], states[0].frame.key_fields, states)
 
     # ---- The operator ----
@@ -102,7 +102,7 @@ class SparkState:
         own = [row for row in operators.values() if row["operatorName"] in _OPERATORS]
         if not own:
             raise self._refused(
-                f"it has no transformWithState of Python; its stateful operators: {', '.join(names) or 'none'}",
+                f"it has no Python transformWithState; its stateful operators: {', '.join(names) or 'none'}",
                 "Only the state of transformWithState and transformWithStateInPandas can be migrated.",
             )
         if len(names) > 1:
@@ -174,7 +174,7 @@ class SparkState:
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Turn a failure of Spark's into an error of statelog's; `what` is read."""
+        """Turn Spark's failure to read `what` into a statelog error."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
@@ -184,7 +184,7 @@ class SparkState:
             raise StateMissingError(
                 f"{self.location}: Spark cannot read {what} as of batch {self.batch}: {_brief(error)}.",
                 kind=ErrorKind.OBJECT_MISSING,
-                hint="Are all files of that batch there, and is this Spark not older than the query's?",
+                hint="Check that all files of that batch exist, and that this Spark is not older than the query's.",
             ) from error
 
     def _refused(self, problem: str, hint: str) -> ConfigurationError:
@@ -197,7 +197,7 @@ def _struct(field: StructField) -> StructType:
 
 
 def _fields(column: Column, kind: StructType, prefix: str = "") -> list[Column]:
-    """The fields of a struct as columns; temporary names, because field names may need quoting or differ in case."""
+    """The fields of a struct as columns, by temporary names, because field names may need quoting or differ in case."""
     plain = column.cast(StructType([StructField(f"f{place}", field.dataType) for place, field in enumerate(kind)]))
     return [
         plain.getField(f"f{place}").alias(f"{prefix}_{name}" if prefix else name)
@@ -206,7 +206,7 @@ def _fields(column: Column, kind: StructType, prefix: str = "") -> list[Column]:
 
 
 def _brief(error: Exception) -> str:
-    """The innermost cause with a message that an error's text names, or else Spark's own message."""
+    """The innermost cause that an error's text names with a message, or else Spark's own message."""
     text = str(error)
     told = re.findall(r"^\s*Caused by: ([\w.$]+: .*)", text, re.MULTILINE) or re.findall(r"\[[A-Z_.]{5,}\] .*", text)
     return (told[-1] if told else text.partition("\n")[0])[:500].strip().rstrip(".")

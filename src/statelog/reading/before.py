@@ -1,4 +1,4 @@
-"""What the entries that batches have changed were before.
+"""Finds the earlier values of the entries that batches have changed.
 
 Changes are taken in groups of bounded size, several batches or a slice of one, and the rows of their keys in the state
 before the group are found at once. All rows of an entry stand one after the other, the state before the first batch in
@@ -68,7 +68,7 @@ class ChangedBatch(Protocol):
 
     @property
     def generations(self) -> Mapping[str, int]:
-        """How often each state that was ever deleted has been."""
+        """How often each state was deleted, for states that were ever deleted."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class PairedChanges:
 
     of: ChangedBatch
     rows: pa.RecordBatch
-    """Behind a clear there is a removal of each entry that it has removed."""
+    """A clear is followed by a removal of each entry that it has removed."""
     former: pa.RecordBatch
     """The entries before the batch; all columns are null where there was none."""
 
@@ -98,7 +98,8 @@ class PairedChanges:
 class FormerValues:
     """Finds the former values of the changes of successive batches.
 
-    `plans` are the state before the first of them, each of other keys; together of all keys that the batches may have.
+    `plans` are the state before the first of these batches. Each plan has different keys; together they have all keys
+    that the batches may have.
     """
 
     def __init__(self, store: Store, stored: StateSchema, plans: Sequence[RestorePlan]) -> None:
@@ -131,7 +132,7 @@ class FormerValues:
             yield from self._paired(group, self._parts)
 
     def _has_same_name(self, one: ChangedBatch, other: ChangedBatch) -> bool:
-        """Whether the state was not deleted as a whole between two batches."""
+        """Whether the state was never deleted as a whole between two batches."""
         return self._name_in(one) == self._name_in(other)
 
     def _name_in(self, batch: ChangedBatch) -> str:
@@ -174,7 +175,7 @@ class FormerValues:
 
 
 def _joined(slices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Slices in fewer and larger ones, of a group's size at most unless one is larger."""
+    """Slices joined to fewer and larger ones, of at most a group's size unless a single one is larger."""
     held: list[pa.RecordBatch] = []
     for rows in slices:
         if held and size_of([*held, rows]) > GROUP_BYTES:
@@ -273,7 +274,7 @@ class _Rows:
         return np.where(counts & self._lives(last, self.orders), last, -1)
 
     def cleared_in(self) -> Positions:
-        """The order of the clear that has removed each row; 0 without one, or if a change of its batch tells it."""
+        """The order of the clear that has removed each row; 0 without one, or if a change of its batch shows it."""
         codes, clears = self._codes()
         if not len(clears):
             return np.zeros(len(codes), np.int64)

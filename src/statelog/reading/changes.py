@@ -61,19 +61,19 @@ def read_changes(
 ) -> pa.RecordBatchReader:
     """Read what each batch has changed in a state of an operator, while its query runs or later.
 
-    The changes are those of the log: of each batch the last one of each entry. State that expires leaves no change.
+    The changes are those of the log: the last change of each entry in each batch. State that expires leaves no change.
 
     Parameters
     ----------
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given.
     uid : str, optional
-        The operator; needed if there are several.
+        The operator; required if there are several.
     state : str, optional
-        The state; needed if there are several. ``"timers"`` are the operator's timers.
+        The state; required if there are several. ``"timers"`` are the operator's timers.
     after : int, optional
-        Only the changes of later batches. By default all whose changes are still stored; with `with_before` all after
-        the oldest retained checkpoint.
+        Only the changes of later batches. By default, all batches whose changes are still stored; with `with_before`,
+        all batches after the oldest retained checkpoint.
     up_to : int, datetime or str, optional
         The last batch, as in :func:`read_state`; by default the newest one.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
@@ -81,8 +81,8 @@ def read_changes(
     columns : sequence of str, optional
         The columns to read, in this order; by default all but ``hash``.
     with_before : bool
-        Whether the rows also say what the entry was before the batch, in the columns of :func:`read_diff`:
-        ``before_<field>``, and ``before_expires_ms`` of state that expires. They are null if there was no such entry,
+        Whether the rows also have the entry's value before the batch, in the columns of :func:`read_diff`:
+        ``before_<field>``, and ``before_expires_ms`` for state that expires. They are null if there was no such entry,
         or if it had expired by the batch's time; timers have no such columns. This looks up the changed keys in the
         state of checkpoint `after`, which must be retained or pinned.
 
@@ -92,16 +92,17 @@ def read_changes(
         A row per change, batch after batch, with the columns ``batch``, ``batch_time_ms``, ``operation`` and those of
         :func:`read_state`, without ``position``. ``put`` is the entry's new value, or an element that was appended;
         ``delete`` removes the entry; ``clear`` removes all entries of a list or map before the rows of its key that
-        follow in the same batch. With `with_before` these also have a ``delete`` for each entry that was there and is
+        follow in the same batch. With `with_before`, the latter include a ``delete`` for each entry that existed and is
         not put again.
 
     Raises
     ------
     ConfigurationError
-        If there is no such operator, state or column, if several fit, if the keys do not fit the key's fields, or if
+        If there is no such operator, state or column, if several match, if the keys do not fit the key's fields, or if
         the operator has no changes in its log: it has no keys, or ``Options(tuning=Tuning(changelog=False))``.
     StateMissingError
-        If there is no such checkpoint, or changes since `after`, or with `with_before` the state then, are gone.
+        If there is no such checkpoint, or if the changes after `after` are gone or, with `with_before`, the state at
+        `after`.
     PinExpiredError
         As in :func:`read_state`.
     CorruptionError, StorageError
@@ -133,14 +134,14 @@ def change_table(
         raise ConfigurationError(
             f"{point.name} has no keys: every checkpoint holds all of its state, and no changes.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Read two checkpoints with read_state, and compare them.",
+            hint="Read two checkpoints with read_state and compare them.",
         )
     key_schema = decode_schema(point.key_schema)
     return stored, ChangeColumns(key_schema, StateDescriptor.from_stored(stored), with_before=with_before)
 
 
 def first_with_changes(history: History) -> int:
-    """The first batch whose changes are stored without a consumer's pin, with those of all later ones."""
+    """The first batch whose changes, and those of all later batches, are stored without a consumer's pin."""
     first = max(history.changes_from, 0)
     own = history.at(first)
     # State that was restored came with the batch, and is not a change of it.
@@ -168,8 +169,8 @@ def _first_batch(point: LoggedPoint, after: int | None, with_before: bool) -> in
         return first_with_before(point.history) if with_before else first
     if after + 1 < first:
         raise StateMissingError(
-            f"{point.name} has the changes of batch {first} and later ones, and those since {after + 1} were asked"
-            " for.",
+            f"{point.name} has the changes of batch {first} and later batches, but the changes since batch {after + 1}"
+            " were requested.",
             hint="Read the state with read_state and continue from there. A larger"
             " Options(materialization_interval_s=...) or more retained checkpoints keep more changes.",
         )
@@ -194,7 +195,7 @@ def change_rows(
 
 
 def _state_before(point: LoggedPoint, first: int) -> LoggedPoint | None:
-    """The state before a batch, None if it is the empty one; StateMissingError if it is neither retained nor pinned."""
+    """The state before a batch; None if it is empty. StateMissingError if it is neither retained nor pinned."""
     return None if begins_empty_with(point.history, first) else point.before(first - 1)
 
 
@@ -246,7 +247,7 @@ def _logged(point: LoggedPoint, checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.segments:
         return checkpoint
     raise ConfigurationError(
-        f"{point.name} has no changes in batch {checkpoint.batch}: it ran with Tuning(changelog=False).",
+        f"{point.name} has no changes in batch {checkpoint.batch}: the batch ran with Tuning(changelog=False).",
         kind=ErrorKind.UNSUPPORTED_FEATURE,
         hint="Compare two checkpoints with read_diff.",
     )
@@ -366,9 +367,9 @@ class ChangeColumns:
         operation: str | None = None,
         former: pa.RecordBatch | None = None,
     ) -> pa.RecordBatch:
-        """Make rows from changes in run order, and from the former values if the columns are there.
+        """Make rows from changes in run order, and from the former values if there are columns for them.
 
-        `operation` is shown instead of theirs.
+        `operation` replaces the operations of the changes.
         """
         sides = [changes] if former is None else [former, changes]
         count = changes.num_rows

@@ -38,25 +38,25 @@ from statelog.runs.schema import StateSchema
 from statelog.storage import ObjectInfo, Store
 
 READER_S: Final = 300.0
-"""How long a reader's pin lasts; it is made anew while the reader reads."""
+"""How long a reader's pin lasts; it is renewed while the reader reads."""
 
 
 @dataclass(frozen=True)
 class StoredQuery:
-    """A query's log, as it was when it was read."""
+    """A query's log, as of the time it was read."""
 
     store: Store
     location: str
-    """Of the log: what the user has passed, or the folder of state in it."""
+    """The location of the log: the one that the user has passed, or the folder of state in it."""
     history: QueryHistory
     _pinned: dict[tuple[str, ...], QueryHistory] = field(default_factory=dict, compare=False, repr=False)
-    """What pins keep, as far as it was read, by the pins' entries and operators."""
+    """What pins keep, if it was read already, by the pins' entries and operators."""
 
     def require_checkpoint(self) -> QueryCheckpoint:
         """The newest checkpoint; StateMissingError if there is none yet."""
         if self.history.latest is None:
             raise StateMissingError(
-                f"{self.location} has no checkpoint yet.", hint="Read it after the query's first batch."
+                f"{self.location} has no checkpoint yet.", hint="Try again after the query's first batch."
             )
         return self.history.latest
 
@@ -77,7 +77,7 @@ class StoredQuery:
         return LoggedPoint.of(self, lineage, checkpoint, pin)
 
     def uids_of(self, pin: Pin) -> dict[str, str]:
-        """The operators that a pin keeps: their names by identity, the present ones as far as the log has them."""
+        """The operators that a pin keeps: their names by identity, their present names if the log has them."""
         return {one.identity: self.history.name_of(one.identity) or one.uid for one in pin.operators}
 
     def identities(self, uid: str | None) -> list[str]:
@@ -118,7 +118,8 @@ class StoredQuery:
         what = "no operator" if uid is None else f"no operator '{uid}'"
         raise ConfigurationError(
             f"{self.location} has {what}; it has {shown}.",
-            hint="Pass one of them as uid. Given up state can be read through a pin: pass the pin's name as at=.",
+            hint="Pass one of them as uid. State that was given up can be read if a pin keeps it: pass the pin's name"
+            " as at=.",
         )
 
     # ---- Choosing ----
@@ -167,7 +168,7 @@ class StoredQuery:
         """The checkpoint that a pin keeps, on whichever line it lies; the operator may have ended since."""
         pin = self._read_pin(name)
         uids = self.uids_of(pin)
-        # The present name counts before the one of the pin's time, which another operator may have now.
+        # The present name takes precedence over the one at the pin's time, which another operator may have now.
         for names in (uids, {one.identity: one.uid for one in pin.operators}):
             found = [identity for identity, known in names.items() if uid in (None, known)]
             if len(found) == 1:
@@ -307,7 +308,7 @@ class LoggedPoint(Point):
 
     @property
     def is_on_line(self) -> bool:
-        """Whether it can be read by its batch: it was not taken back, nor the operator's state given up."""
+        """Whether it can be read by its batch: it was not taken back, and the operator's state was not given up."""
         history = self.stored.history
         return self.pin is None or (self.identity in history.histories and self.pin.is_on_line(history))
 
@@ -321,7 +322,7 @@ class LoggedPoint(Point):
     def before(self, batch: int) -> LoggedPoint:
         """An earlier checkpoint of the operator, from which changes lead to this one.
 
-        Raises StateMissingError if it is neither retained nor pinned, or not of this line.
+        Raises StateMissingError if it is neither retained nor pinned, or not on this line.
         """
         retained = self.stored.retained(self.identity, batch)
         if retained is not None and self.follows(retained):
@@ -350,8 +351,8 @@ class LoggedPoint(Point):
     def held(self, since: int | None = None) -> Iterator[Callable[[], None]]:
         """Pin the checkpoint during the block.
 
-        Without the right to write there is no pin. Then, or if the query deletes the pin before its end because its
-        clock is ahead, PinExpiredError is raised if the files go meanwhile.
+        Without the right to write, there is no pin. In this case, and if the query deletes the pin early because its
+        clock is ahead, PinExpiredError is raised if the files are deleted meanwhile.
         """
         pin: HeldPin | None = None
         with suppress(StorageError):
@@ -372,7 +373,7 @@ class LoggedPoint(Point):
             raise gone(self.needs()) from error
 
     def changes(self, stored: StateSchema, keys: Keys | None = None) -> Iterator[pa.RecordBatch]:
-        """The entries of a keyed state, or of some keys; with `parts` those in them."""
+        """The entries of a keyed state, or of some keys; with `parts`, only the entries in these parts."""
         if stored.name not in self._rows:
             self._rows[stored.name] = Rows(self.store, self.history, self.checkpoint, stored, self.name)
         rows = self._rows[stored.name]
@@ -425,7 +426,7 @@ def _no_checkpoint(
     kept = "none can be restored" if oldest is None else f"it retains {oldest.batch} to {latest.batch}"
     return StateMissingError(
         f"{name[0].upper()}{name[1:]} has no checkpoint {batch}: {kept}.",
-        hint="Options(retained_checkpoints=...) keeps more of them. One that was taken back can be read while a pin"
+        hint="Options(retained_checkpoints=...) keeps more checkpoints. One that was taken back can be read while a pin"
         " keeps it: pass the pin's name as at=.",
     )
 
@@ -438,7 +439,7 @@ def _before(time: datetime, times_ms: Mapping[int, int]) -> list[int]:
 
 def _none_before(time: datetime, times_ms: Mapping[int, int], name: str) -> StateMissingError:
     first = min(times_ms.values(), default=None)
-    oldest = "none" if first is None else f"the oldest one is of {utc_text(first)}"
+    oldest = "it has none" if first is None else f"the oldest one is of {utc_text(first)}"
     return StateMissingError(
         f"{name[0].upper()}{name[1:]} has no checkpoint of {time.isoformat()} or before: {oldest}.",
         hint="Options(retained_s=...) keeps checkpoints for longer.",

@@ -57,22 +57,22 @@ def compare(
     other_at: At | None = None,
     ignore: Collection[str] = (),
 ) -> list[StateComparison]:
-    """Compare all states of an operator with those of another query's, such as a new version that runs in its shadow.
+    """Compare all states of an operator with those in another query, such as a new version that runs in parallel.
 
-    Both states are read whole, in bounded memory. The rows of each key group are added up as 128-bit hashes of their
-    columns, so that neither the order of rows, nor parallelism, nor the stored files matter. NaN equals NaN. Of an
-    operator without keys the elements of all subtasks count, each as often as it is there, in any order.
+    Both states are read completely, in bounded memory. For each key group, 128-bit hashes of the columns of its rows
+    are added up, so that neither the order of rows, nor parallelism, nor the stored files matter. NaN equals NaN. For
+    an operator without keys, the elements of all subtasks count, each as often as it occurs, in any order.
 
     Parameters
     ----------
     location, other : str or Path
         The queries' checkpointLocations, or the locations that their operators were given.
     uid, other_uid : str, optional
-        The operators; needed if there are several. `other_uid` is by default `uid`.
+        The operators; required if there are several. `other_uid` is by default `uid`.
     at, other_at : int, datetime or str, optional
         The checkpoints, as in :func:`read_state`. `other_at` is by default `at`; without both, the newest ones.
     ignore : collection of str
-        Columns that may differ, such as ``expires_ms`` of state whose processing time was another one.
+        Columns that may differ, such as ``expires_ms`` of state that expires in processing time.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def compare(
     Raises
     ------
     ConfigurationError
-        If an operator is missing or not named, or has states or columns that the other one has not.
+        If an operator is missing or not named, or has states or columns that the other one lacks.
     StateMissingError, PinExpiredError, CorruptionError, StorageError
         As :func:`read_state`.
 
@@ -113,7 +113,7 @@ def _compared(
     for name in sorted(set(columns) | set(schemas[1].names) - left_out):
         if fields[0].get(name) != fields[1].get(name):
             types = " and ".join(str(each.get(name, "missing")) for each in fields)
-            raise _different(*names, f"column '{name}' of state '{state}' in the same type: {types}")
+            raise _different(*names, f"column '{name}' of state '{state}' with the same type: {types}")
     (rows, hashes), (other_rows, other_hashes) = (
         _content(reader, state, columns, is_keyed=is_keyed) for reader in (first, second)
     )

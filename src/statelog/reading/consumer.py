@@ -38,7 +38,7 @@ OWNER: Final = "spark.readStream"
 """Begins the owner of a consumer's pin; its name follows."""
 
 _RENEWAL_S: Final = 60.0
-"""Seconds after which a consumer's pin is made anew, so that it names little that the consumer has done with."""
+"""Seconds after which a consumer's pin is renewed, so that it names little that the consumer no longer needs."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Position:
 
 @dataclass(frozen=True)
 class _Look:
-    """The log, as it was when it was read."""
+    """The log, as of the time it was read."""
 
     query: QueryHistory
     history: History
@@ -67,14 +67,14 @@ class _Look:
 
 
 class ChangeConsumer:
-    """Finds the changes of a state after a position, and keeps those that it has not done with.
+    """Finds the changes of a state after a position, and keeps those that it still needs.
 
     `point` is the operator, as of any checkpoint, and `state` the name of the state. `pin_s` is how many seconds the
-    changes are kept for a consumer that has stopped; they are given up before if they take more than `max_bytes`. The
+    changes are kept for a consumer that has stopped; they are kept no longer if they take more than `max_bytes`. The
     changes of the newest batch come with the batch after it, which makes them certain; with asynchronous progress, with
     a batch that was written after Spark had stored the commit. `takes_last` takes them as soon as Spark has stored the
-    batch's commit. `with_before` keeps the state at the position too, in which readers look up what
-    was before the changes. Without the right to write nothing is kept.
+    batch's commit. `with_before` also keeps the state at the position, in which readers look up the values before the
+    changes. Without the right to write, nothing is kept.
 
     Raises the errors of :func:`change_table`, and ConfigurationError if `takes_last` and `location`, where a user looks
     for the state, is not a query's checkpointLocation.
@@ -100,9 +100,9 @@ class ChangeConsumer:
         self._spark = open_location(location) if takes_last else None
         if self._spark is not None and not self._spark.list("offsets/"):
             raise ConfigurationError(
-                f"{location} has no offsets of Spark's, so its last batch is never known to be committed.",
+                f"{location} has no Spark offsets, so its last batch is never known to be committed.",
                 kind=ErrorKind.INVALID_OPTION,
-                hint="Pass the query's checkpointLocation, or leave with_last out.",
+                hint="Pass the query's checkpointLocation, or omit with_last.",
             )
         self._log = open_log(point.store, Options(), self._clock, remembers=True)
         self._name = secrets.token_hex(8)
@@ -115,7 +115,7 @@ class ChangeConsumer:
         One that needs former values begins after a retained checkpoint. Raises StateMissingError if changes since
         `after` are gone, or if there is no such batch yet.
         """
-        # Unless a batch is named, the oldest changes may be given up meanwhile.
+        # Unless a batch is named, the oldest changes may be deleted meanwhile.
         return retry_given_up(lambda: self._first(after), is_fixed=after is not None, errors=(StateMissingError,))
 
     def _first(self, after: int | None) -> Position:
@@ -125,15 +125,15 @@ class ChangeConsumer:
             after = kept_from - 1
         elif after < -1:
             raise ConfigurationError(
-                f"The changes after batch {after} were asked for.",
+                f"The changes after batch {after} were requested.",
                 kind=ErrorKind.INVALID_OPTION,
-                hint="Batches begin with 0; -1 is before all of them.",
+                hint="Pass the number of a batch, from 0, or -1 for all batches.",
             )
         position = self._position(look, after, self._name)
         if after > look.latest.batch:
             raise StateMissingError(
                 f"{self.point.name} has no batch {after} yet; its newest one is {look.latest.batch}.",
-                hint="Begin after a batch that read_state or list_checkpoints shows.",
+                hint="Begin after a batch that list_checkpoints returns.",
             )
         if look.latest.batch > after:
             self._require_kept(look, position)
@@ -141,11 +141,11 @@ class ChangeConsumer:
         return position
 
     def newest(self, since: Position | None, up_to: int | None = None, max_bytes: int | None = None) -> Position:
-        """The newest position that can be read up to in one step, from another one whose changes have been read.
+        """The newest position that one step can read up to, from a position whose changes have been read.
 
-        A step ends at batch `up_to`. If `since` is known, it has batches of one parallelism, and no more batches than
-        have `max_bytes` of stored changes, of all states, but at least one. Raises StateMissingError if changes after
-        `since` are gone, or if its batch was replaced.
+        A step ends at batch `up_to` at the latest. If `since` is known, the step has batches of one parallelism, and at
+        most `max_bytes` of stored changes, of all states, but at least one batch. Raises StateMissingError if changes
+        after `since` are gone, or if its batch was replaced.
         """
         look = self._look()
         last = self._last_certain(look)
@@ -170,8 +170,8 @@ class ChangeConsumer:
     def changes(self, start: Position, end: Position) -> list[list[SubtaskChanges]]:
         """The changes after one position up to another one, of each subtask by batch.
 
-        Raises StateMissingError as :meth:`newest` does, and ConfigurationError if the state has other columns meanwhile
-        or a batch has no changes in the log.
+        Raises StateMissingError as :meth:`newest` does, and ConfigurationError if the state now has other columns or a
+        batch has no changes in the log.
         """
         look = self._look()
         self._require_same(look, start)
@@ -209,8 +209,9 @@ class ChangeConsumer:
         history = query.histories.get(self.point.identity)
         if history is None or history.latest is None:
             raise StateMissingError(
-                f"{self.point.name} has no checkpoint any more.",
-                hint="Was its state given up, the query set back to before it began, or the location emptied?",
+                f"{self.point.name} no longer has a checkpoint.",
+                hint="Check whether its state was given up, the query was set back to before it began, or the location"
+                " was emptied.",
             )
         return _Look(query, history, history.latest)
 
@@ -233,15 +234,15 @@ class ChangeConsumer:
     def _require_same(self, look: _Look, position: Position) -> None:
         """Raise StateMissingError if the batch of a position was taken back."""
         own = look.query.at(position.batch)
-        # A deleted entry is known from the one after it, see `_after`.
+        # A deleted entry is recognized by the one after it, see `_after`.
         is_same = position.batch <= look.latest.batch if own is None else own.token.hex() == position.token
         if position.token and not is_same:
             raise self._replaced(look, position)
 
     def _replaced(self, look: _Look, position: Position) -> StateMissingError:
-        was = "is not in the log any more" if look.query.at(position.batch) is None else "was replaced"
+        was = "is no longer in the log" if look.query.at(position.batch) is None else "was replaced"
         return StateMissingError(
-            f"{self.point.name}: batch {position.batch} {was}, after its changes were read: the query was set back, or"
+            f"{self.point.name}: batch {position.batch} {was} after its changes were read: the query was set back, or"
             " started over.",
             hint="Start over from a checkpoint: read_state(at=N), then the changes after N.",
         )
@@ -279,14 +280,14 @@ class ChangeConsumer:
         return found
 
     def _checkpoints(self, look: _Look, first: int, last: int) -> tuple[list[Checkpoint], QueryCheckpoint]:
-        """The checkpoints of some batches, from the log or, where it begins later, by way of consumers' pins.
+        """The checkpoints of some batches, from the log or, where it begins later, from consumers' pins.
 
-        Also returns the first one as an entry, or an earlier one. Raises StateMissingError if one is gone.
+        Also returns the entry of the first one, or an earlier entry. Raises StateMissingError if one is gone.
         """
         found = {checkpoint.batch: checkpoint for checkpoint in look.history.between(first, last)}
         oldest = look.query.at(first) or look.query.entries[0]
         if oldest.batch > first:
-            # Of the pinned ones, which may be from before a rewind, those count to which the log's lead back.
+            # Pinned checkpoints may be from before a rewind. Only those that the log's checkpoints lead back to count.
             pinned: dict[bytes, tuple[QueryCheckpoint, Checkpoint | None]] = {}
             for pin in self._pins_from(first):
                 query = if_present(partial(pin.query, self.point.store))
@@ -309,7 +310,8 @@ class ChangeConsumer:
         """Raise ConfigurationError unless a batch has changes, in the columns that the consumer began with."""
         if not checkpoint.segments:
             raise ConfigurationError(
-                f"{self.point.name} has no changes in batch {checkpoint.batch}: it ran with Tuning(changelog=False).",
+                f"{self.point.name} has no changes in batch {checkpoint.batch}: the batch ran with"
+                " Tuning(changelog=False).",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint="Compare two checkpoints with read_diff.",
             )
@@ -319,7 +321,7 @@ class ChangeConsumer:
             f"{self.point.name}: from batch {checkpoint.batch} on, state '{self.state.name}' is gone or has other"
             " columns.",
             kind=ErrorKind.OTHER_SCHEMA,
-            hint="Start over with the new columns, after the batch before.",
+            hint="Start over with the new columns, after the preceding batch.",
         )
 
     def _keep(self, look: _Look, since: Position) -> None:
@@ -331,7 +333,7 @@ class ChangeConsumer:
             try:
                 self._pin(look, since, base)
             except PinExpiredError:
-                continue  # it has been given up since the log was read
+                continue  # it has been deleted since the log was read
             self._base = base
             return
         raise self._gone(since.batch + 1)
@@ -364,7 +366,7 @@ class ChangeConsumer:
         self._pinned_s = now_s
 
     def _bases(self, look: _Look, since: Position) -> Iterator[PinnedBase]:
-        """What the state at a position can be made of: as the log says, or as a pin says of an earlier position."""
+        """What the state at a position can be built from: according to the log, or to a pin of an earlier position."""
         history = look.history
         batch, record = since.batch, history.record(since.batch)
         if begins_empty_with(history, batch + 1):

@@ -60,7 +60,7 @@ def read_diff(
     *,
     columns: Sequence[str] | None = None,
 ) -> pa.RecordBatchReader:
-    """Read what is different in a state of an operator between two checkpoints.
+    """Read the differences in a state of an operator between two checkpoints.
 
     If the log has the changes between them, these are read, and their keys are looked up in the older state; otherwise
     both states are read.
@@ -72,23 +72,23 @@ def read_diff(
     before, after : int, datetime or str
         The two checkpoints, as in :func:`read_state`; `after` is by default the newest one. They may be in any order.
     uid : str, optional
-        The operator; needed if there are several.
+        The operator; required if there are several.
     state : str, optional
-        The state; needed if there are several.
+        The state; required if there are several.
     columns : sequence of str, optional
         The columns to read, in this order; by default all but ``hash``.
 
     Returns
     -------
     pyarrow.RecordBatchReader
-        A row per entry that is different, with the columns ``change`` (``added``, ``changed`` or ``removed``), those of
-        key, map key or time, ``before_<field>`` and ``value_<field>``, and ``before_expires_ms`` and ``expires_ms`` of
-        state that expires. An element of a list is never changed: an older one is removed, or a newer one added.
+        A row per entry that differs, with the columns ``change`` (``added``, ``changed`` or ``removed``), those of
+        key, map key or time, ``before_<field>`` and ``value_<field>``, and ``before_expires_ms`` and ``expires_ms`` for
+        state that expires. An element of a list never changes: an old one is removed, or a new one is added.
 
     Raises
     ------
     ConfigurationError, StateMissingError, PinExpiredError, CorruptionError, StorageError
-        As :func:`read_changes`; ConfigurationError also if the state was of another kind then.
+        As :func:`read_changes`; ConfigurationError also if the state had another kind at one of the checkpoints.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def read_diff(
                 f"State '{shown_name(stored)}' of {new.name} is a {stored.kind} state at batch {new.batch},"
                 f" and was a {former.kind} state at batch {old.batch}.",
                 kind=ErrorKind.OTHER_SCHEMA,
-                hint="Read each with read_state.",
+                hint="Read each checkpoint with read_state.",
             )
         table = _DiffColumns(changes.keys, StateDescriptor.from_stored(stored))
         schema = chosen_columns(table.schema, columns, f"The difference of state '{shown_name(stored)}' of {new.name}")
@@ -158,7 +158,7 @@ class _DiffColumns:
         yield from self._different(rows.take(pa.array(order[first])), before, after, is_old, is_new)
 
     def changed(self, paired: PairedChanges, *, is_backwards: bool) -> Iterator[pa.RecordBatch]:
-        """The entries that differ among those of some changes, or the other way round."""
+        """The entries that differ among those of some changes; with `is_backwards`, before and after are exchanged."""
         is_new = paired.rows.column(3).to_numpy() == Operation.PUT
         is_old = paired.former.column(0).is_valid().to_numpy(zero_copy_only=False)
         after = paired.rows.take(pa.array(np.arange(len(is_new)), mask=~is_new))
@@ -235,7 +235,7 @@ def _rows(
 
 
 def _changes(older: LoggedPoint, newer: LoggedPoint, stored: StateSchema) -> list[Checkpoint] | None:
-    """The checkpoints with the changes between two; None if these do not tell all, are gone or too many."""
+    """The checkpoints with the changes between two; None if these are incomplete, gone or too many."""
     if not newer.follows(older):
         return None  # one of them was taken back
     first = older.batch + 1

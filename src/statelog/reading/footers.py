@@ -68,8 +68,8 @@ class _File:
 def measure_keyed(store: Store, parts: list[ReadPart], keep: Callable[[], None]) -> StoredSizes:
     """The sizes of a keyed operator's files, from the parts of a checkpoint; `keep` is called between two reads.
 
-    Of each file its footer is read, or all of a file of up to TAIL_BYTES. Raises CorruptionError or StorageError if
-    that fails.
+    Only the footer of each file is read, or the whole file if it has up to TAIL_BYTES. Raises CorruptionError or
+    StorageError if that fails.
     """
     sizes = StoredSizes()
     groups = read_ahead(_groups(_files_of(parts)), partial(_opened, store), read_threads(store))
@@ -94,7 +94,7 @@ def measure_keyed(store: Store, parts: list[ReadPart], keep: Callable[[], None])
 
 
 def measure_unkeyed(store: Store, checkpoint: Checkpoint, keep: Callable[[], None]) -> StoredSizes:
-    """The sizes of an unkeyed operator's snapshots, of which the indexes are read; the rest is as for keyed ones."""
+    """The sizes of an unkeyed operator's snapshots, from their indexes; otherwise as :func:`measure_keyed`."""
     sizes = StoredSizes(subtask_bytes=[0] * checkpoint.parallelism)
     for segment in checkpoint.segments:
         sizes.snapshot_bytes += segment.length
@@ -149,7 +149,7 @@ def _opened(store: Store, group: list[_File]) -> list[tuple[_File, Run]]:
     first, last = group[0].stored, group[-1].stored
     data = b""
     if len(group) > 1:
-        # Whatever fails is read once more by itself, for its error.
+        # Whatever fails is read again by itself, to raise its error.
         with suppress(StorageError):
             data = store.read(first.name, offset=first.offset, length=last.offset + last.length - first.offset)
     return [(file, _opened_file(store, file.stored, data, file.stored.offset - first.offset)) for file in group]
@@ -189,7 +189,7 @@ _ENTRY = 2
 
 
 class KeySize(NamedTuple):
-    """What a key takes; the larger of two is the greater one."""
+    """The size of a key; of two, the larger one compares greater."""
 
     size_bytes: int
     """Of its rows: the encoded key and map key, and the value as Arrow columns."""
@@ -215,7 +215,7 @@ class KeySizes:
         """The largest number of rows of a key."""
         self._heap: list[KeySize] = []
         self._last: KeySize | None = None
-        """The last key, of which more rows may come."""
+        """The last key, for which more rows may follow."""
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Add the next rows, at least one."""
@@ -249,7 +249,7 @@ class KeySizes:
         self._last = at(last)
 
     def largest(self) -> list[KeySize]:
-        """The largest keys, the largest first, once all rows were added."""
+        """The largest keys, the largest first, after all rows were added."""
         self._close()
         return sorted(self._heap, reverse=True)
 

@@ -32,7 +32,7 @@ def read_history(
     *,
     columns: Sequence[str] | None = None,
 ) -> pa.RecordBatchReader:
-    """Read what happened to one key: its changes, as far as they are stored, and its state at checkpoints before.
+    """Read what happened to one key: the changes that are still stored, and its state at earlier checkpoints.
 
     Parameters
     ----------
@@ -41,18 +41,18 @@ def read_history(
     key : tuple, dict or value
         The key, as in :func:`read_state`.
     uid : str, optional
-        The operator; needed if there are several.
+        The operator; required if there are several.
     state : str, optional
-        The state; needed if there are several.
+        The state; required if there are several.
     columns : sequence of str, optional
         The columns to read, in this order; by default all but ``hash``.
 
     Returns
     -------
     pyarrow.RecordBatchReader
-        The rows of :func:`read_changes`, and with the operation ``state`` the entries at the oldest retained checkpoint
-        and at those that pins keep from before the changes. All are in order of their batches, the state after the
-        changes of the same batch.
+        The rows of :func:`read_changes` and, with the operation ``state``, the entries at the oldest retained
+        checkpoint and at pinned checkpoints from before the changes. All are in order of their batches, the state after
+        the changes of the same batch.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def _rows(point: LoggedPoint, stored: StateSchema, table: ChangeColumns, key: An
 
 
 def _at(point: LoggedPoint, batch: int, table: ChangeColumns, state: str, key: Any) -> Iterator[pa.RecordBatch]:
-    """The state of a key at a checkpoint; nothing if the checkpoint has been given up, or had no such state."""
+    """The state of a key at a checkpoint; nothing if the checkpoint is no longer retained, or had no such state."""
     with ExitStack() as pins:
         try:
             then = point.before(batch)

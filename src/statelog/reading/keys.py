@@ -1,4 +1,4 @@
-"""Keys as users give them: as text, as values or as columns; encoded they are searched for."""
+"""Encodes the keys that users look up, given as text, as values or as columns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from statelog.tables.table import KeyBatch
 Keys: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Any]
 """Keys: columns named as the key's fields; or a sequence with a tuple, a dict or, for one field, a value per key.
 
-A datetime without a zone is what Spark's ``collect()`` returns: for a timestamp the local time of this process, for a
-``timestamp_ntz`` the time itself.
+A datetime without a zone is interpreted as Spark's ``collect()`` returns it: for a timestamp as the local time of this
+process, for a ``timestamp_ntz`` as the time itself.
 """
 
 
@@ -51,14 +51,14 @@ def _key_columns(keys: Keys, schema: pa.Schema, name: str) -> list[pa.Array]:
         ]
     except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(
-            f"{name} has the key ({fields}), and the given keys do not fit: {error}.",
+            f"{name} has the key ({fields}), but the given keys do not fit: {error}.",
             kind=ErrorKind.VALUE_MISMATCH,
             hint="Pass a table with these columns, or a sequence with a tuple or dict of these fields for each key.",
         ) from error
 
 
 def _instant(value: Any, kind: pa.DataType) -> Any:
-    """A value whose datetimes without a zone, as Spark returns them for timestamps, have become instants."""
+    """A value in which datetimes without a zone, as Spark returns them for timestamps, are converted to instants."""
     if isinstance(value, datetime) and pa.types.is_timestamp(kind) and kind.tz is not None:
         return to_utc(value)
     if isinstance(value, Mapping) and pa.types.is_struct(kind):
@@ -79,7 +79,7 @@ def _row(key: Any, schema: pa.Schema) -> tuple[Any, ...]:
 
 
 def keys_of(texts: tuple[str, ...], schema: pa.Schema) -> pa.Table:
-    """Keys from text: the value of a key of one field, or a JSON array or object of the fields of `schema`."""
+    """Keys from text: the value of a key with one field, or a JSON array or object of the fields of `schema`."""
     return pa.table([pa.array(column, field.type) for field, column in _columns(texts, schema)], schema=schema)
 
 
@@ -118,5 +118,5 @@ def _misfit(text: str, schema: pa.Schema, reason: str) -> ConfigurationError:
     return ConfigurationError(
         f"The key '{text}' does not fit the key's fields ({fields}): {reason}.",
         kind=ErrorKind.VALUE_MISMATCH,
-        hint="Give the value of a key of one field as it is, and a key of several fields as a JSON array.",
+        hint="Write a key with one field as it is, and a key with several fields as a JSON array.",
     )

@@ -18,7 +18,7 @@ from statelog.runs.schema import decode_schema
 from statelog.runs.times import NO_TIME_MS
 
 RETAINED = "retained_checkpoints"
-"""What keeps the newest checkpoints: the option."""
+"""The option that keeps the newest checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class OperatorInfo:
     location : str
         Location of its state.
     parallelism : int
-        Number of its subtasks; in a savepoint, into how many ranges its keys are cut.
+        Number of its subtasks; in a savepoint, the number of ranges of its keys.
     key : str
         The fields of its key with their types; empty for an operator without keys.
     states : tuple of str
@@ -99,15 +99,15 @@ class CheckpointInfo:
     kept_by : tuple of str
         ``retained_checkpoints`` for the newest ones, and the owners of the pins that keep the checkpoint.
     kept_until_ms : int or None
-        When the last of its pins expires, in milliseconds since the Unix epoch; None if the number of checkpoints or a
-        pin without an end keeps it.
+        When the last of its pins expires, in milliseconds since the Unix epoch; None if it is one of the newest
+        checkpoints, or if a pin that does not expire keeps it.
     state_bytes : int
         Stored bytes that a reader of the whole checkpoint reads.
     own_bytes : int
-        Bytes of its stored files that no other checkpoint of the query needs, what goes if this one goes. A file of
-        the log counts for each operator.
+        Bytes of its stored files that no other checkpoint of the query needs: they are deleted with this checkpoint. A
+        file of the log counts for each operator.
     is_on_line : bool
-        Whether it is read by its batch and its time. Otherwise it is read by the name of its pin only, see
+        Whether it can be read by its batch and its time. Otherwise, it can be read only by the name of its pin, see
         :func:`list_pins`: it was taken back by a rewind, a fall-back or a repetition of its batch, or the operator's
         state was given up.
     """
@@ -168,7 +168,7 @@ def list_states(location: str | Path, uid: str | None = None, *, at: At | None =
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given; or a savepoint.
     uid : str, optional
-        The operator; needed if there are several.
+        The operator; required if there are several.
     at : int, datetime or str, optional
         The checkpoint, as in :func:`read_state`.
 
@@ -211,8 +211,8 @@ def list_checkpoints(location: str | Path, uid: str | None = None) -> list[Check
     Returns
     -------
     list of CheckpointInfo
-        In order of operators and batches. A batch that was repeated may be there twice: as it is now, and as a pin
-        keeps it.
+        In order of operators and batches. A batch that was repeated may occur twice: as it is now, and as a pin keeps
+        it.
 
     Raises
     ------

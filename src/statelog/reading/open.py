@@ -21,8 +21,8 @@ SPARK_METADATA: Final = "metadata"
 def open_point(location: str, uid: str | None, at: At | None) -> Point:
     """Open an operator's checkpoint, or the operator in a savepoint.
 
-    `location` is a query's checkpointLocation, a location of state, or a savepoint. `uid` names the operator, and None
-    the only one. `at` is the checkpoint, and None the newest one. Raises ConfigurationError if there is no such
+    `location` is a query's checkpointLocation, a location of state, or a savepoint. `uid` names the operator; None is
+    the only one. `at` is the checkpoint; None is the newest one. Raises ConfigurationError if there is no such
     operator, StateMissingError if it has no such checkpoint, CorruptionError or StorageError if the log or the manifest
     cannot be read.
     """
@@ -66,14 +66,14 @@ def find_log(location: str) -> tuple[Store, str]:
         raise ConfigurationError(
             f"{location} is a savepoint: it has the state of one batch, and no log.",
             kind=ErrorKind.CHECKPOINT_MISSING,
-            hint="Only read_state, list_operators and list_states read a savepoint; statelog.restore begins a query"
-            " with it.",
+            hint="Only read_state, list_operators and list_states read a savepoint. To create a query from it, call"
+            " statelog.restore.",
         )
     if any(info.name == SPARK_METADATA for info in open_location(location).list(SPARK_METADATA)):
         raise ConfigurationError(
             f"{location} holds no state yet: it is the checkpointLocation of a query without a checkpoint.",
             kind=ErrorKind.CHECKPOINT_MISSING,
-            hint="Read it after the query's first batch. If its operators were given a location, pass that.",
+            hint="Try again after the query's first batch. If its operators were given a location, pass that location.",
         )
     raise ConfigurationError(
         f"{location} holds no state: neither it nor {places_of(location)[1]} has a log.",

@@ -1,4 +1,4 @@
-"""Pins a checkpoint by hand, lists pins, and removes them."""
+"""Pins a checkpoint for a user, lists pins, and removes them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class PinInfo:
     batch_time_ms : int
         Spark's time of the batch, in milliseconds since the Unix epoch.
     owner : str
-        Who made it, and what for.
+        Who created it, and for what purpose.
     expires_ms : int or None
         When it expires, in milliseconds since the Unix epoch; None if it does not.
     state_bytes : int
         Stored bytes that a reader of all these operators reads.
     is_on_line : bool
         Whether the checkpoint counts: it was not taken back by a rewind, a fall-back or a repetition of its batch. One
-        that was taken back is read by the pin's name only.
+        that was taken back can be read only by the pin's name.
     """
 
     name: str
@@ -87,13 +87,14 @@ def pin(
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given. It must be writable.
     uid : str, optional
-        The operator; by default all of the query. Of the checkpoint of another pin, all that this keeps.
+        The operator; by default all operators of the query. If `at` is the name of another pin, by default all
+        operators that this pin keeps.
     at : int, datetime or str, optional
         The checkpoint, as in :func:`read_state`.
     lasts_s : float, timedelta, str or None
-        How many seconds the pin lasts; None until it is removed.
+        How many seconds the pin lasts; None means until it is removed.
     owner : str
-        Who makes the pin and what for, for those who find it.
+        Who creates the pin and for what purpose, for people who find it.
 
     Returns
     -------
@@ -105,7 +106,7 @@ def pin(
     ConfigurationError
         If there is no such operator, or `lasts_s` is not positive.
     StateMissingError, PinExpiredError
-        If there is no such checkpoint, or it has just been given up.
+        If there is no such checkpoint, or it has just been deleted.
     CorruptionError, StorageError
         If the log is damaged or cannot be read, or the pin cannot be written.
 
@@ -130,7 +131,7 @@ def pin(
 
 
 def list_pins(location: str | Path, uid: str | None = None) -> list[PinInfo]:
-    """List the pins of a query, with those of readers at work.
+    """List the pins of a query, including those of active readers.
 
     Pins of checkpoints that were taken back, and of operators whose state was given up, are among them.
 
@@ -174,7 +175,7 @@ def stored_pins(store: Store) -> Iterator[tuple[ObjectInfo, Pin]]:
 
 
 def unpin(location: str | Path, name: str) -> None:
-    """Remove a pin, so that its query may delete what only the pin keeps.
+    """Remove a pin, so that the query may delete what only this pin keeps.
 
     Parameters
     ----------

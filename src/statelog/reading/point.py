@@ -1,4 +1,4 @@
-"""A point: what exists of an operator at a moment, and how to name the moment."""
+"""A point: an operator's state at a moment, and how to name the moment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Point(ABC):
     """The operator's name."""
     query_id: str
     parallelism: int
-    """Number of subtasks; in a savepoint, into how many ranges the keys are cut."""
+    """Number of subtasks; in a savepoint, the number of ranges of the keys."""
     batch: int
     batch_time_ms: int
     """Spark's time of the batch, milliseconds since the Unix epoch."""
@@ -58,9 +58,9 @@ class Point(ABC):
 
     @abstractmethod
     def held(self, since: int | None = None) -> AbstractContextManager[Callable[[], None]]:
-        """Keep it readable during a block; yields a function to call between two reads.
+        """Keep the point readable during a block; yields a function to call between two reads.
 
-        With `since` the changes of each batch from that one on are kept too.
+        With `since`, the changes of each batch from that one on are kept too.
         """
 
     @abstractmethod
@@ -84,9 +84,7 @@ class Point(ABC):
     def require_keys(self) -> None:
         """Refuse keys for an operator that has none."""
         if not self.key_schema:
-            raise ConfigurationError(
-                f"{self.name} has no keys: its state is kept by subtask.", hint="Read it without keys=."
-            )
+            raise ConfigurationError(f"{self.name} has no keys: its state is kept by subtask.", hint="Omit keys=.")
 
 
 def parse_at(text: str) -> At:
@@ -103,13 +101,13 @@ def parse_at(text: str) -> At:
         raise ConfigurationError(
             f"'{text}' is neither a batch nor a time nor the name of a pin.",
             kind=ErrorKind.VALUE_MISMATCH,
-            hint="Pass a number, or a time such as 2026-05-01T12:00:00.",
+            hint="Pass a batch number, a time such as 2026-05-01T12:00:00, or the name of a pin.",
         ) from error
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def checked_at(at: object) -> At | None:
-    """A checkpoint as a user names it: a text as :func:`parse_at`; ConfigurationError if it is nothing of the kind."""
+    """A checkpoint as a user names it; a text is read by :func:`parse_at`. ConfigurationError for anything else."""
     if at is None or isinstance(at, datetime):
         return at
     if isinstance(at, str):
@@ -124,7 +122,7 @@ def checked_at(at: object) -> At | None:
 
 
 def is_settled(*at: At | None) -> bool:
-    """Whether checkpoints are the same whenever they are looked for; a time or the newest one may become another."""
+    """Whether these always select the same checkpoints; a time or the newest one may select others later."""
     return all(isinstance(checked_at(one), int | str) for one in at)
 
 
@@ -140,7 +138,7 @@ def time_limit_ms(time: datetime) -> float:
 
 
 def utc_text(time_ms: int) -> str:
-    """A time in UTC, as ISO 8601 has it, to the millisecond."""
+    """A time in UTC, in ISO 8601, to the millisecond."""
     time = utc_time(time_ms)
     return f"{time_ms} ms" if time is None else time.isoformat(timespec="milliseconds")
 

@@ -1,4 +1,4 @@
-"""Reads states as Arrow columns, without Spark: once, or again and again from an open checkpoint."""
+"""Reads states as Arrow columns, without Spark: once, or repeatedly from an open checkpoint."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def read_state(
 ) -> pa.RecordBatchReader:
     """Read a state of an operator at a checkpoint, while its query runs or later.
 
-    Neither Spark nor the query is needed, and the query does not notice. The reader passes its rows to other tools
-    without copying them: DuckDB, Polars, pandas and Ray take it as it is.
+    Neither Spark nor the query is needed, and a running query is not affected. The reader passes its rows to other
+    tools without copying them: DuckDB, Polars, pandas and Ray accept it directly.
 
     Parameters
     ----------
@@ -39,9 +39,10 @@ def read_state(
         The query's checkpointLocation, or the location that its operators were given: a directory, or a folder in an
         object store or in HDFS. Or a savepoint.
     uid : str, optional
-        The operator; needed if there are several.
+        The operator; required if there are several.
     state : str, optional
-        The state; needed if there are several. ``"timers"`` are the operator's timers, ``"windows"`` its open windows.
+        The state; required if there are several. ``"timers"`` are the operator's timers, ``"windows"`` its open
+        windows.
     at : int, datetime or str, optional
         The batch whose checkpoint is read; or a time with its zone: then the newest checkpoint whose batch is not
         later; or the name of a pin, see :func:`list_pins`. A time may be a text in ISO 8601, in UTC if it has no zone.
@@ -49,9 +50,10 @@ def read_state(
         default the newest one. A savepoint has one batch.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
         Only the rows of these keys: a table with the key's fields, or for each key a tuple, a dict or, if the key has
-        one field, a value. A datetime without a zone is what Spark's ``collect()`` returns: for a timestamp the local
-        time of this process, for a ``timestamp_ntz`` the time itself. A table's columns without a zone are in UTC. Few
-        blocks are read for them, and nothing else; of a savepoint the files with their hashes.
+        one field, a value. A datetime without a zone is interpreted as Spark's ``collect()`` returns it: for a
+        timestamp as the local time of this process, for a ``timestamp_ntz`` as the time itself. A table's columns
+        without a zone are in UTC. Only the few blocks that may have these keys are read; in a savepoint, the files that
+        may have them.
     columns : sequence of str, optional
         The columns to read, in this order; by default all but ``hash``.
 
@@ -61,19 +63,19 @@ def read_state(
         A row per key, or per entry of a list or map. Columns are ``key_<field>``, ``value_<field>`` and, by kind,
         ``mapkey_<field>``, ``position``, ``time_ms`` (milliseconds since the Unix epoch), ``expires_ms`` and
         ``subtask``; ``hash`` is the key hash. Windows have ``window_start``, ``window_end``, ``is_complete`` and
-        ``rows``. Rows of keyed state are in order of their key hash. Files are read as the reader is.
+        ``rows``. Rows of keyed state are in order of their key hash. Files are read while the reader is read.
 
     Raises
     ------
     ConfigurationError
-        If there is no such operator, state or column, if several fit, or if the keys do not fit the key's fields.
+        If there is no such operator, state or column, if several match, or if the keys do not fit the key's fields.
     StateMissingError
         If the operator has no such checkpoint, or the savepoint is of another batch.
     PinExpiredError
-        If the checkpoint is given up before or, without the right to write a pin, while it is read; or if the reader
+        If the checkpoint is deleted before or, without the right to write a pin, while it is read; or if the reader
         is not read for five minutes.
     ProcessorError
-        While rows are read: if a sum or list of a window is too large to be put together.
+        While rows are read: if a sum or list of a window is too large to be computed.
     CorruptionError, StorageError
         If the state is damaged or cannot be read; also while rows are read.
 
@@ -100,7 +102,7 @@ def select_columns(point: Point, table: StateTable, columns: Sequence[str] | Non
 def open_rows(
     point: Point, table: StateTable, chosen: Sequence[str], keys: Keys | None = None
 ) -> Iterator[pa.RecordBatch | None]:
-    """The rows of a state, or of some keys; the first step makes sure that the point stays, and yields None."""
+    """The rows of a state, or of some keys; the first step makes sure that the point is kept, and yields None."""
     with point.held() as keep:
         found = table.rows(point, chosen, keys)
         yield None
@@ -116,7 +118,7 @@ def open_reader(
     """Make a reader of rows, which have the schema's columns among theirs and perhaps others.
 
     `make` finds the checkpoint and returns its schema and rows; the first step of the rows pins the checkpoint and
-    yields None. Unless it `is_fixed` which one it is, another one is found if it is given up meanwhile.
+    yields None. Unless it `is_fixed` which checkpoint it is, another one is used if it is deleted meanwhile.
     """
 
     def begun() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
@@ -131,10 +133,11 @@ def open_reader(
 
 
 class StateReader:
-    """Reads the states of one checkpoint again and again: what a look-up has read of the files stays in memory.
+    """Reads the states of one checkpoint repeatedly: what a look-up has read of the files stays in memory.
 
-    Made by :func:`open_state`; use it in a ``with`` statement, or call :meth:`close`. Its checkpoint stays readable
-    while it is used; after five minutes without a read the query may give it up. Only one thread may use a reader.
+    Created by :func:`open_state`; use it in a ``with`` statement, or call :meth:`close`. Its checkpoint stays readable
+    while the reader is used; after five minutes without a read, the query may delete the checkpoint. Only one thread
+    may use a reader.
 
     Parameters
     ----------
@@ -183,7 +186,7 @@ class StateReader:
         Parameters
         ----------
         state : str, optional
-            The state; needed if there are several.
+            The state; required if there are several.
         keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
             Only the rows of these keys, as in :func:`read_state`.
         columns : sequence of str, optional
@@ -192,12 +195,12 @@ class StateReader:
         Returns
         -------
         pyarrow.RecordBatchReader
-            As of :func:`read_state`. Files are read as the reader is.
+            As for :func:`read_state`. Files are read while the reader is read.
 
         Raises
         ------
         ConfigurationError, PinExpiredError, CorruptionError, StorageError
-            As of :func:`read_state`; ConfigurationError also if the reader is closed.
+            As for :func:`read_state`; ConfigurationError also if the reader is closed.
         """
         self._require_open()
         table = chosen_table(self._point, state)
@@ -224,13 +227,13 @@ class StateReader:
             raise ConfigurationError(f"The reader of {self._point.name} is closed.", hint="Open another one.")
 
     def close(self) -> None:
-        """Let the checkpoint go."""
+        """Release the checkpoint."""
         self._is_closed = True
         self._pin.close()
 
 
 def stored_states(reader: StateReader) -> list[str]:
-    """The states that the checkpoint stores; windows are made of one of them."""
+    """The states that the checkpoint stores; windows are computed from one of them."""
     return [shown_name(stored) for stored in reader._point.states]
 
 
@@ -242,19 +245,19 @@ def open_state(location: str | Path, uid: str | None = None, *, at: At | None = 
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given.
     uid : str, optional
-        The operator; needed if there are several.
+        The operator; required if there are several.
     at : int, datetime or str, optional
         The checkpoint, as in :func:`read_state`. The reader stays at it, whatever the query does.
 
     Returns
     -------
     StateReader
-        A reader, to be closed.
+        A reader; close it after use.
 
     Raises
     ------
     ConfigurationError, StateMissingError, PinExpiredError, CorruptionError, StorageError
-        As of :func:`read_state`.
+        As for :func:`read_state`.
 
     Examples
     --------

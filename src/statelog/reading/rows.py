@@ -59,7 +59,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 class Rows:
     """The rows of a keyed state at a checkpoint, as puts in run order.
 
-    `name` is the operator in messages. Of files that are searched for keys, footers and small files stay in memory.
+    `name` is the operator in messages. When files are searched for keys, footers and small files stay in memory.
     """
 
     def __init__(self, store: Store, history: History, checkpoint: Checkpoint, stored: StateSchema, name: str) -> None:
@@ -170,7 +170,7 @@ def scan_part(
     Expired entries are left out, by the checkpoint's times. Each state is as the checkpoint describes it. Raises
     CorruptionError or StorageError if a stored run is damaged or cannot be read.
     """
-    # Rows that do not count any more, such as expired ones.
+    # Rows that no longer count, such as expired ones.
     garbage = Garbage(Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms), checkpoint.generations)
     if read.plan.length <= MEMORY_BYTES:
         runs = list(_runs_of(store, read, states))
@@ -308,11 +308,11 @@ def one_by_one(
 _THREADS: Final = 16
 
 Keep = Callable[[pa.RecordBatch], pa.Array]
-"""Makes a mask of the wanted ones among some rows."""
+"""Returns a mask of the wanted rows."""
 
 
 class FoundTooMuch(Exception):
-    """The rows that were found take more bytes than they may."""
+    """The rows that were found take more bytes than allowed."""
 
 
 class SearchedPart(NamedTuple):
@@ -396,7 +396,7 @@ class RunSearch:
 
 
 def _between(hashes: Hashes, within: HashRange) -> Hashes:
-    """Those of some hashes, which ascend, that are in a range."""
+    """The hashes, of some ascending ones, that are in a range."""
     first = hashes.searchsorted(np.uint64(within.first), "left")
     return hashes[first : hashes.searchsorted(np.uint64(within.last), "right")]
 
@@ -406,7 +406,7 @@ def _held_bytes(run: Run) -> int:
 
 
 def _joined(runs: Sequence[Run]) -> Run:
-    """Runs as one, oldest first."""
+    """Some runs, oldest first, joined to one."""
     if len(runs) == 1:
         return runs[0]
     sink = pa.BufferOutputStream()

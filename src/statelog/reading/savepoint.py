@@ -91,7 +91,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
     folder: str
     """Name of its folder in the savepoint."""
     parts: Parallelism
-    """Number of ranges that the key hashes are cut into; of an unkeyed operator the number of subtasks."""
+    """Number of ranges that the key hashes are cut into; for an unkeyed operator, the number of subtasks."""
     key_schema: bytes
     """Arrow IPC schema message of the key columns; empty for an unkeyed operator."""
     states: list[SavedState]
@@ -141,7 +141,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return manifest
 
     def require_inside(self, location: str) -> None:
-        """Raise CorruptionError if a name leads out of the savepoint at a location, or out of a new checkpoint."""
+        """Raise CorruptionError if a name points outside the savepoint at a location, or outside a new checkpoint."""
         tables = [file.name for one in self.operators for state in one.states for file in state.files]
         names = [(name, SAVED_OPERATORS) for name in tables] + [(file.name, SAVED_SOURCES) for file in self.sources]
         wrong = [name for name, folder in names if not (is_plain(name) and name.startswith(f"{folder}/"))]
@@ -151,7 +151,7 @@ class Manifest(msgspec.Struct, frozen=True):
             raise CorruptionError(
                 f"{location}/{MANIFEST}: {wrong[0]!r:.200} is not a name of a file in a savepoint.",
                 kind=ErrorKind.FORMAT,
-                hint="Only another program can have written it; do not restore it. See who may write there.",
+                hint="Only another program can have written it: do not restore it. Check who may write there.",
             )
 
     def require_distinct(self, location: str) -> None:
@@ -162,7 +162,7 @@ class Manifest(msgspec.Struct, frozen=True):
         ):
             if len(set(names)) < len(names):
                 raise CorruptionError(
-                    f"{location}/{MANIFEST}: it has a name twice: {listed(names)}.", kind=ErrorKind.FORMAT, hint=_HINT
+                    f"{location}/{MANIFEST}: a name occurs twice: {listed(names)}.", kind=ErrorKind.FORMAT, hint=_HINT
                 )
 
     def write(self, store: Store) -> None:
@@ -203,7 +203,7 @@ def copy_saved(store: Store, file: SavedFile, location: str, target: BinaryIO) -
 
 @contextmanager
 def reading_parquet(file: SavedFile, location: str) -> Iterator[None]:
-    """Report a file of a savepoint that is no Parquet file as damage."""
+    """Report a file of a savepoint as damaged if it is not a Parquet file."""
     try:
         yield
     except StatelogError:
@@ -216,7 +216,7 @@ def reading_parquet(file: SavedFile, location: str) -> Iterator[None]:
 
 @contextmanager
 def _named(file: SavedFile, location: str) -> Iterator[None]:
-    """Report a missing file as damage."""
+    """Report a missing file as damaged."""
     try:
         yield
     except StorageError as error:
@@ -292,7 +292,7 @@ class SavedQuery:
             is_there, asked = at in (None, batch), f"of {'the pin' if isinstance(at, str) else 'batch'} {at}"
         if not is_there:
             raise StateMissingError(
-                f"The savepoint {self.location} has the state of batch {batch}, {utc_text(time_ms)}, not {asked}.",
+                f"The savepoint {self.location} has the state of batch {batch} at {utc_text(time_ms)}, not {asked}.",
                 hint="Omit at, or read another savepoint.",
             )
 
@@ -341,7 +341,7 @@ class _WantedKeys:
         self._keys = keys.keys
         self._hashes = keys.hashes.view(np.int64)
         self.columns = [HASH, *(f"key_{field.name}" for field in codec.schema)]
-        """The columns that decide."""
+        """The columns that identify a key."""
         self.parts = parts
         """The parts of the operator that may have the keys."""
 
@@ -376,10 +376,10 @@ def _rows_of(
         with reading_parquet(file, point.location), _opened(point, file) as table:
             if table.schema_arrow.names != columns.names:
                 raise CorruptionError(
-                    f"{point.location}/{file.name}: its columns are {', '.join(table.schema_arrow.names)}, and not"
+                    f"{point.location}/{file.name}: its columns are {', '.join(table.schema_arrow.names)}, not"
                     f" {', '.join(columns.names)}.",
                     kind=ErrorKind.FORMAT,
-                    hint="Was the table written by another program? Take the savepoint again.",
+                    hint="Another program may have written the table. Take the savepoint again.",
                 )
             for rows in _row_groups(table, read, wanted):
                 yield rows.select(list(dict.fromkeys(chosen)))  # a user may name a column twice

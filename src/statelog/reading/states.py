@@ -31,11 +31,11 @@ class StateTable:
     kind: str
     """That of the stored state, ``windows`` or ``panes``."""
     stored: StateSchema
-    """The stored state that its rows are made of."""
+    """The stored state that its rows are computed from."""
     columns: StateColumns | ElementColumns
     """The columns of the stored state."""
     windows: WindowColumns | None = None
-    """What makes windows of it; None if its rows are those of the stored state."""
+    """Computes windows from it; None if its rows are those of the stored state."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -77,7 +77,7 @@ def _table(point: Point, stored: StateSchema) -> StateTable:
 
 
 def chosen_table(point: Point, name: str | None) -> StateTable:
-    """What a user has named of an operator; ConfigurationError if there is no such state, or several and no name."""
+    """The state that a user has named; ConfigurationError if there is no such state, or several and no name."""
     tables = tables_of(point)
     hidden = {TIMERS}
     for table in tables:
@@ -86,8 +86,8 @@ def chosen_table(point: Point, name: str | None) -> StateTable:
     own = [table.name for table in tables if table.windows is not None or table.stored.name not in hidden]
     if name == WINDOWS and any(table.kind == PANES for table in tables):
         raise ConfigurationError(
-            f"{point.name} has windows that overlap, and only its own functions can put them together.",
-            hint=f"Read the state '{PANES}', which has their parts.",
+            f"{point.name} has windows that overlap, and only the query's own functions can compute them.",
+            hint=f"Read the state '{PANES}', which has the parts of the windows.",
         )
     return _chosen(point, name, {table.name: table for table in tables}, own)
 
@@ -99,7 +99,7 @@ def chosen_state(point: Point, name: str | None) -> StateSchema:
 
 
 def _by_name(point: Point) -> dict[str, StateSchema]:
-    """The stored states; if the user has one that is called as the timers, it is the one that is meant."""
+    """The stored states by name; a state of the user's that has the name of the timers takes precedence over them."""
     timers_first = sorted(point.states, key=lambda stored: stored.name != TIMERS)
     return {shown_name(stored): stored for stored in timers_first}
 

@@ -1,4 +1,4 @@
-"""Measures the stored state of operators: how much there is, how much of it is live, how evenly it is spread."""
+"""Measures the stored state of operators: its size, how much of it is live, and how evenly it is spread."""
 
 from __future__ import annotations
 
@@ -65,23 +65,23 @@ class StateStats:
     kind : str
         Such as ``value``, ``list``, ``map`` or ``timer``.
     stored_rows : int
-        Rows in the stored files, with those that later ones have replaced or deleted, and those that have expired.
+        Rows in the stored files, including those that later rows have replaced or deleted, and those that have expired.
     stored_bytes : int
         Stored bytes of these rows.
     uncompressed_bytes : int
         Bytes of these rows without compression.
     rows : int or None
-        Rows that :func:`read_state` returns; None without `scan`, as all that follows.
+        Rows that :func:`read_state` returns; None without `scan`, like all that follow.
     keys : int or None
-        Keys with rows; None for an operator without keys, too.
+        Keys with rows; None also for an operator without keys.
     most_rows : int or None
-        The largest number of rows of one key; None for an operator without keys, too.
+        The largest number of rows of one key; None also for an operator without keys.
     key_bytes : int or None
         Bytes of the rows' keys and map keys, without compression.
     value_bytes : int or None
         Bytes of the rows' values, without compression.
     largest_keys : tuple of KeyStats or None
-        The 20 keys whose rows take the most bytes, the largest first; None for an operator without keys, too.
+        The 20 keys whose rows take the most bytes, the largest first; None also for an operator without keys.
     """
 
     state: str
@@ -99,9 +99,9 @@ class StateStats:
 
 @dataclass(frozen=True)
 class OperatorStats:
-    """The size of an operator's state at its newest checkpoint, and of all that is stored for it.
+    """The size of an operator's state at its newest checkpoint, and of everything that is stored for the operator.
 
-    The log and the pins are the query's: their objects count for each of its operators.
+    The log and the pins belong to the query: their objects count for each of its operators.
 
     Parameters
     ----------
@@ -114,11 +114,11 @@ class OperatorStats:
     batch, batch_time_ms : int
         The newest checkpoint, and Spark's time of its batch in milliseconds since the Unix epoch.
     oldest_batch, oldest_batch_time_ms : int
-        The oldest retained checkpoint, and the same time of it.
+        The oldest retained checkpoint, and Spark's time of its batch.
     checkpoints : int
         Number of retained checkpoints.
     pins : int
-        Number of standing pins that keep the operator, with those of readers at work.
+        Number of unexpired pins that keep the operator, including those of active readers.
     state_bytes : int
         Stored bytes of the newest checkpoint, which a restart would read: `base_bytes` and `log_bytes`, or the
         snapshots of an operator without keys.
@@ -126,28 +126,30 @@ class OperatorStats:
         The materialized state of the newest checkpoint: its bytes, its runs, and the largest number of levels of a
         subtask, each of which a look-up searches.
     log_bytes, changesets : int
-        The changes since: their bytes, and the number of changesets.
+        The changes since then: their bytes, and the number of changesets.
     files : int
-        Objects that the newest checkpoint needs, files of the log among them.
+        Objects that the newest checkpoint needs, including files of the log.
     stored_bytes : int
-        All objects below the operator's folder, with the log and the pins.
+        Bytes of all objects below the operator's folder, and of the log and the pins.
     retained_bytes : int
-        Those that retained checkpoints need. A branch's files at its parent do not count, here and in what follows.
+        Bytes of those objects that retained checkpoints need. Here and below, a branch's files at its parent do not
+        count.
     pinned_bytes : int
-        Those that only pins keep. All others are newer than the newest checkpoint, wait for their deletion, or are
-        orphans.
+        Bytes of those objects that only pins keep. All others are newer than the newest checkpoint, will be deleted, or
+        are orphans.
     space_amplification : float or None
-        The size of the files that hold snapshots, large changesets and materialized runs, per byte of them that
-        retained checkpoints need; None if there are none. `Options(max_space_amplification=...)` limits it.
+        The size of the files that hold snapshots, large changesets and materialized runs, divided by the part of it
+        that retained checkpoints need; None if there are no such files. `Options(max_space_amplification=...)` limits
+        it.
     largest_subtask : int or None
         The subtask whose keys have the most bytes in the newest checkpoint; None if the state is empty.
     subtask_skew : float or None
-        Its bytes per byte of the median subtask; None if that has none.
+        Its bytes divided by those of the median subtask; None if that has none.
     largest_groups : tuple of int or None
         First and last key group of the largest of 128 equal ranges of key groups; None if the state is empty or has no
         keys. A stored block counts as if its bytes were spread evenly over its key hashes.
     group_skew : float or None
-        Its bytes per byte of the median range; None if that has none.
+        Its bytes divided by those of the median range; None if that has none.
     states : tuple of StateStats
         The states, in order of their names.
     """
@@ -194,9 +196,9 @@ def stats(location: str | Path, uid: str | None = None, *, scan: bool = False) -
     uid : str, optional
         The operator; by default all of them.
     scan : bool
-        Whether to read all state of the newest checkpoint, which tells its live rows and largest keys. Otherwise only
-        the log, the sizes of the objects, and the footers of the newest checkpoint's files are read; of those with up
-        to 64 KiB everything.
+        Whether to read all state of the newest checkpoint, to find its live rows and largest keys. Otherwise, only the
+        log, the sizes of the objects, and the footers of the newest checkpoint's files are read; files of up to 64 KiB
+        are read completely.
 
     Returns
     -------
@@ -208,7 +210,7 @@ def stats(location: str | Path, uid: str | None = None, *, scan: bool = False) -
     ConfigurationError
         If there is no such operator.
     StateMissingError, PinExpiredError
-        If the newest checkpoint cannot be restored, or is given up while it is read, as in :func:`read_state`.
+        If the newest checkpoint cannot be restored, or is deleted while it is read, as in :func:`read_state`.
     CorruptionError, StorageError
         If a log, a pin or a file is damaged or cannot be read.
 
@@ -224,7 +226,7 @@ def stats(location: str | Path, uid: str | None = None, *, scan: bool = False) -
 
 
 def _measured(query: StoredQuery, identity: str, *, scan: bool) -> OperatorStats | None:
-    """The measures of an operator; of another checkpoint if one is given up meanwhile. None if the operator is gone."""
+    """The measures of an operator, at a newer checkpoint if one is deleted meanwhile; None if the operator is gone."""
     looks = itertools.chain([query], iter(lambda: open_query(query.location), None))
 
     def measure() -> OperatorStats | None:
@@ -292,7 +294,7 @@ def _levels(point: LoggedPoint) -> int:
 
 
 class _Objects:
-    """The objects of an operator, and why they stay."""
+    """The objects of an operator, and what keeps them."""
 
     def __init__(self, point: LoggedPoint) -> None:
         store, identity = point.store, point.identity
@@ -321,7 +323,7 @@ def _amplification(kept: Sequence[KeptPoint], sizes: Mapping[str, int]) -> float
     }
     files: dict[str, int] = {}
     for (name, offset), length in parts.items():
-        # A file of the log has other things, too.
+        # A file of the log also has other content.
         size_bytes = offset + length if name.startswith(f"{LOG_FOLDER}/") else sizes.get(name, 0)
         files[name] = max(files.get(name, 0), size_bytes)
     return space_amplification(sum(files.values()), sum(parts.values()))
@@ -360,7 +362,7 @@ def _states(point: LoggedPoint, sizes: StoredSizes, keep: Callable[[], None], *,
 def _scanned_keys(
     point: LoggedPoint, by_name: dict[str, StateStats], keep: Callable[[], None]
 ) -> dict[str, StateStats]:
-    """The states of a keyed operator with their live rows, which are read."""
+    """The states of a keyed operator, with statistics of their live rows, which are read."""
     codec = KeyCodec(decode_schema(point.key_schema))
     found = {
         stored.name: KeySizes(len(StateDescriptor.from_stored(stored).value_schema), _LARGEST_KEYS)
@@ -388,7 +390,7 @@ def _scanned_keys(
 def _scanned_elements(
     point: LoggedPoint, by_name: dict[str, StateStats], keep: Callable[[], None]
 ) -> dict[str, StateStats]:
-    """The states of an unkeyed operator with their elements, which are read; all subtasks have the same broadcasts."""
+    """The states of an unkeyed operator, with statistics of their elements; all subtasks have the same broadcasts."""
     counted = {name: [0, 0, 0] for name in by_name}
     # Without states the segments may be a query's stored output.
     for place, segment in enumerate(point.checkpoint.segments if by_name else []):

@@ -1,4 +1,4 @@
-"""Checks everything that the readable checkpoints consist of."""
+"""Verifies everything that the readable checkpoints consist of."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Damage:
     Parameters
     ----------
     uid : str
-        The operator; empty if the damage is that of the query's log.
+        The operator; empty if the query's log is damaged.
     kind : str
         The code of the error, such as ``checksum`` or ``object-missing``.
     name : str
-        The object below the location; empty if the damage is not that of a single one.
+        The object below the location; empty if the damage is not in a single object.
     problem : str
         What is wrong, with object and offset.
     batches : tuple of int
         The checkpoints that cannot be read because of it, among those that should be; empty if the log is damaged,
-        which concerns all.
+        which affects all checkpoints.
     pins : tuple of str
-        The pins that cannot be read by name because of it, of checkpoints that were taken back, or of an operator whose
-        state was given up. If there are only such, `batches` is empty too.
+        The pins that cannot be read by name because of it: pins of checkpoints that were taken back, or of an operator
+        whose state was given up. If the damage affects only such pins, `batches` is empty too.
     """
 
     uid: str
@@ -53,7 +53,7 @@ class Damage:
 
     @property
     def is_general(self) -> bool:
-        """Whether it concerns all checkpoints."""
+        """Whether it affects all checkpoints."""
         return not (self.batches or self.pins)
 
 
@@ -72,9 +72,9 @@ class Verified:
     stored_bytes : int
         Their size.
     whole : dict of str to (int or None)
-        For each operator its newest checkpoint without damage; None if there is none. Empty if the log cannot be read.
+        For each operator, its newest undamaged checkpoint; None if there is none. Empty if the log cannot be read.
     damages : tuple of Damage
-        All that is damaged or missing.
+        Everything that is damaged or missing.
     """
 
     operators: int
@@ -86,9 +86,9 @@ class Verified:
 
 
 def verify(location: str | Path, uid: str | None = None) -> Verified:
-    """Read and check all that the checkpoints of a query consist of, while the query runs or later.
+    """Read and check everything that the checkpoints of a query consist of, while the query runs or later.
 
-    Every entry of the log, changeset, snapshot and block is read once and compared with its checksum.
+    Every log entry, changeset, snapshot and block is read once and compared with its checksum.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def verify(location: str | Path, uid: str | None = None) -> Verified:
     ConfigurationError
         If there is no such operator.
     StorageError
-        If the store fails otherwise than by a missing object.
+        If the store fails for any reason other than a missing object.
 
     Examples
     --------
@@ -195,7 +195,7 @@ class _Check:
                 self.damages.append(_damage(self.uid, damage, part.stored.name, _batches(users), _names(users)))
 
     def _note_unread(self, info: ObjectInfo, pin: Pin, error: StatelogError) -> None:
-        """Note that the entries of a pinned checkpoint cannot be read, unless the pin was given up meanwhile."""
+        """Note that the entries of a pinned checkpoint cannot be read, unless the pin was removed meanwhile."""
         if isinstance(error, PinExpiredError):
             return
         if self.identity in self._query.history.histories and pin.is_on_line(self._query.history):
@@ -230,7 +230,7 @@ class _Check:
         return part, None
 
     def _forget_given_up(self) -> None:
-        """Objects may be missing because the query has given up their checkpoints meanwhile."""
+        """Forget objects that are missing only because the query has deleted their checkpoints meanwhile."""
         standing = {pin.token for _, pin in standing_pins(self._store, SystemClock().now_s())}
         self.kept = {
             token: one for token, one in self.kept.items() if token in standing or is_retained(self._store, one.needed)
@@ -238,12 +238,12 @@ class _Check:
 
 
 def _batches(kept: Iterable[KeptPoint]) -> set[int]:
-    """The checkpoints that are read by their batch."""
+    """The checkpoints that can be read by their batch."""
     return {one.point.batch for one in kept if one.point.is_on_line}
 
 
 def _names(kept: Iterable[KeptPoint]) -> set[str]:
-    """The pins of the other ones."""
+    """The pins of the other checkpoints."""
     return {info.name for one in kept if not one.point.is_on_line for info, _ in one.pins}
 
 

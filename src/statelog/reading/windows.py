@@ -1,4 +1,4 @@
-"""Windows as rows, made of the stored panes, sessions and counts, without the query's functions."""
+"""Windows as rows, computed from the stored panes, sessions and counts, without the query's functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from statelog.windows.pane_columns import PaneMerge, Panes
 WINDOWS: Final = "windows"
 """The name under which users read the open windows of an operator."""
 PANES: Final = "panes"
-"""The name of their panes, if only functions of the query can put them together."""
+"""The name of their panes, if only functions of the query can compute windows from them."""
 _ROWS: Final = "rows"
 _COMPLETE: Final = "is_complete"
 _FAR_MS: Final = 1 << 61
@@ -38,7 +38,8 @@ _FAR_MS: Final = 1 << 61
 class WindowColumns:
     """Makes rows of open windows from the entries of the state `stored`, which has their accumulators.
 
-    `aggregates` merge accumulators and make values of them; without any the fields of the accumulator are the values.
+    `aggregates` merge accumulators and compute values from them; without any, the fields of the accumulator are the
+    values.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class WindowColumns:
 
 
 def window_columns(source: Point, max_bytes: int = BUDGET.slice_bytes) -> WindowColumns | None:
-    """What makes rows of an operator's windows; None if it has none, or if its settings do not describe them.
+    """Makes the rows of an operator's windows; None if it has none, or if its settings do not describe them.
 
     About `max_bytes` of accumulators are merged at once.
     """

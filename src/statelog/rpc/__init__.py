@@ -7,7 +7,7 @@
 4. `handshake` lets both sides prove that they know the driver's secret before anything else is read; `tls` encrypts the
    connection where Spark encrypts its own.
 
-While a call waits or is being handled the server sends beats. A client that hears nothing for some time repeats the
+While a call waits or is being handled, the server sends beats. A client that receives nothing for some time repeats the
 call on a new connection. The server may therefore see a call twice, even at once, and every handler accepts that.
 
 Words of this package:
@@ -15,5 +15,5 @@ Words of this package:
 - endpoint: the server for the tasks' calls, one per driver process.
 - pending connection: one that is not authenticated yet.
 
-Knows nothing of Spark. Imports only from operators, tables, local, history, log, storage, runs and the core modules.
+Does not depend on Spark. Imports only from operators, tables, local, history, log, storage, runs and the core modules.
 """

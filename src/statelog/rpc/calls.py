@@ -33,14 +33,14 @@ _BACKLOG: Final = 512
 _CLOSE_TIMEOUT_S: Final = 5.0
 _BEAT_TIMEOUT_S: Final = 0.1
 _LARGE_BYTES: Final = 1 << 16
-"""A call of so many bytes may take so long to arrive that the client needs beats meanwhile."""
+"""A call of this many bytes may take so long to arrive that the client needs beats in the meantime."""
 
 _CALL: Final = struct.Struct("!IQ")
 """Header of a call: size of the request, and of its payload, in bytes."""
 _REPLY: Final = struct.Struct("!Q")
 """Header of a reply: its size in bytes."""
 _BEAT: Final = (1 << 64) - 1
-"""In place of the size: the call waits for room, arrives or is being handled."""
+"""In place of the size: the call waits for room, is arriving or is being handled."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _requests: Final = msgspec.msgpack.Decoder(Request)
@@ -53,8 +53,8 @@ class RpcServer:
     """Answers calls, in one thread per connection that has proved that it knows the secret.
 
     Port 0 takes a free port. The secret is never sent: client and server prove to each other that they know it. With an
-    `identity` all connections use TLS. Several threads call `handle`; an error of statelog becomes the reply, another
-    exception is logged and becomes a :class:`ProtocolError`.
+    `identity` all connections use TLS. Several threads call `handle`; one of statelog's errors becomes the reply, any
+    other exception is logged and becomes a :class:`ProtocolError`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RpcServer:
     def _admit(self, connection: socket.socket, tls: Tls | None) -> None:
         try:
             threading.Thread(target=self._serve, args=(connection, tls), name="statelog-rpc", daemon=True).start()
-        except RuntimeError as error:  # There are too many threads.
+        except RuntimeError as error:  # There are already too many threads.
             _log.warning("a connection of a task was closed: %s", error)
             connection.close()
 
@@ -100,7 +100,7 @@ class RpcServer:
         policy = self._policy
         request_bytes, payload_bytes = _CALL.unpack(channel.receive_next(_CALL.size, policy.transfer_timeout_s))
         if request_bytes > policy.max_request_bytes or payload_bytes > policy.max_payload_bytes:
-            _log.warning("a task's call of %d and %d bytes was refused", request_bytes, payload_bytes)
+            _log.warning("a task's call was refused as too large: %d and %d bytes", request_bytes, payload_bytes)
             return False
         size = request_bytes + payload_bytes
         with self._in_flight.holding(size, lambda: self._beats.during(channel)):
@@ -121,25 +121,25 @@ class RpcServer:
         limit = self._policy.max_reply_bytes
         if len(reply) <= limit:
             return reply
-        message = f"The coordinator's reply would have {len(reply)} bytes; {limit} are the limit."
+        message = f"The coordinator's reply would have {len(reply)} bytes; the limit is {limit}."
         return _encoder.encode(Failure("ProtocolError", message, str(ErrorKind.RPC), "Please report it."))
 
     def _reply(self, request: bytes, payload: bytes) -> Reply:
         try:
             decoded = _requests.decode(request)
         except MALFORMED as error:
-            _log.warning("a call of a task is malformed: %s", error)
+            _log.warning("a task's call is malformed: %s", error)
             message = f"The coordinator was sent a request of an unknown form: {error}."
-            hint = "Do driver and executors run the same version of statelog?"
+            hint = "Make sure that driver and executors run the same version of statelog."
             return Failure("ProtocolError", message, str(ErrorKind.RPC), hint)
         try:
             return self._handle(decoded, payload)
         except StatelogError as error:
             return Failure(type(error).__name__, error.message, str(error.kind), error.hint)
         except Exception as error:
-            _log.exception("a call of a task failed")
+            _log.exception("a task's call failed")
             message = f"The coordinator failed: {type(error).__name__}: {error}."
-            return Failure("ProtocolError", message, str(ErrorKind.RPC), "The driver's log has the traceback.")
+            return Failure("ProtocolError", message, str(ErrorKind.RPC), "See the traceback in the driver's log.")
 
     def close(self) -> None:
         """Stop listening; open connections stay open until their clients end."""
@@ -150,8 +150,8 @@ class RpcServer:
 class _Beats:
     """Tells clients every `beat_s` that their calls have not been lost.
 
-    A thread does it while a connection's own thread waits or works. Otherwise a client could not tell a long wait from
-    packets that are dropped, for which the system of either end tries again later and later.
+    A thread sends the beats while a connection's own thread waits or works. Otherwise a client could not distinguish a
+    long wait from dropped packets, which the operating system of either end sends again at ever longer intervals.
     """
 
     def __init__(self, policy: RpcPolicy, clock: Clock) -> None:
@@ -172,7 +172,7 @@ class _Beats:
             self.end(channel)
 
     def begin(self, channel: Channel) -> None:
-        """Begin to send beats: until :meth:`end` nothing else may use the channel."""
+        """Begin to send beats: until :meth:`end`, nothing else may use the channel."""
         with self._lock:
             self._waiting[channel] = self._clock.monotonic_s() + self._beat_s
 
@@ -182,7 +182,7 @@ class _Beats:
             self._waiting.pop(channel, None)
 
     def while_receiving(self, channel: Channel) -> Callable[[], None]:
-        """A function that sends a beat if the last one is long ago; for the channel's own thread."""
+        """A function that sends a beat if the last one was long ago; for the channel's own thread."""
         due_s = self._clock.monotonic_s() + self._beat_s
 
         def beat_if_due() -> None:
@@ -204,7 +204,7 @@ class _Beats:
 
     def _beat(self, channel: Channel) -> None:
         try:
-            # There is room, unless the client takes nothing: then part of a beat may be sent, and all else is lost.
+            # There is room, unless the client reads nothing: then part of a beat may be sent, and all else is lost.
             channel.send([_REPLY.pack(_BEAT)], self._clock.monotonic_s() + _BEAT_TIMEOUT_S)
         except OSError:
             channel.shut_down()
@@ -219,7 +219,7 @@ class RpcClient:
 
     If the driver is silent for `silence_s`, the call is repeated on a new connection, until its time is over.
 
-    With the server's `certificate`, the connection uses TLS, and no server with another one is accepted. `caller` names
+    With the server's `certificate`, the connection uses TLS, and any other server is refused. `caller` names
     the client in messages. Raises ProtocolError if the driver cannot be reached or does not know the secret.
     """
 
@@ -261,14 +261,14 @@ class RpcClient:
         if not is_known:
             channel.close()
             raise ProtocolError(
-                f"{who}{self._where} does not know this query's secret, or is of another version of statelog.",
-                hint="Do driver and executors run the same version? Then restart the query.",
+                f"{who}{self._where} does not know this query's secret, or runs another version of statelog.",
+                hint="Make sure that driver and executors run the same version, then restart the query.",
             )
         channel.silence_s = self._policy.silence_s
         return channel
 
     def _connect_again(self, who: str, deadline_s: float) -> Channel:
-        """A new connection in place of one that is silent; the driver may be out of reach for some time."""
+        """A new connection in place of a silent one; the driver may be out of reach for some time."""
         pause = threading.Event()
         while True:
             try:
@@ -291,18 +291,18 @@ class RpcClient:
         except ssl.SSLError as error:
             channel.close()
             is_other = isinstance(error, ssl.SSLCertVerificationError)
-            does = "has another certificate than this query's driver" if is_other else "does not answer with TLS"
+            does = "lacks the certificate of this query's driver" if is_other else "does not answer with TLS"
             raise ProtocolError(
                 f"{who}{self._where} {does}: {error}.",
-                hint="Another service or application has that address now, or the connection is intercepted."
-                " Find out whose address it is, and restart the query.",
+                hint="Another service or application now has that address, or the connection is intercepted."
+                " Find out what uses the address, and restart the query.",
             ) from error
 
     def call(self, request: Request, payload: bytes = b"") -> Reply:
         """Send a request with its payload, and wait for the reply.
 
         Raises the StatelogError that the call caused on the driver. Raises ProtocolError if the connection breaks or
-        the reply does not come in time; the call may have had its effect all the same.
+        the reply does not come in time; the call may have taken effect nevertheless.
         """
         policy = self._policy
         who = request.name if isinstance(request, Tick | Ping) else request.task.name
@@ -310,8 +310,8 @@ class RpcClient:
         if len(encoded) > policy.max_request_bytes or len(payload) > policy.max_payload_bytes:
             raise ProtocolError(
                 f"{who}: a call of {len(encoded)} bytes with {len(payload)} more is too large for {self._where}, which"
-                f" takes up to {policy.max_request_bytes} and {policy.max_payload_bytes}.",
-                hint="A smaller Options(inline_budget_bytes=...) has changes written to the store instead.",
+                f" accepts up to {policy.max_request_bytes} and {policy.max_payload_bytes}.",
+                hint="Set a smaller Options(inline_budget_bytes=...): then changes are written to the store instead.",
             )
         deadline_s = self._clock.monotonic_s() + policy.call_timeout_s
         # If this call ends early, its reply may still come; it must not be read as the reply to the next call.
@@ -329,7 +329,7 @@ class RpcClient:
         return reply
 
     def _exchange(self, who: str, parts: list[bytes], deadline_s: float) -> Reply:
-        """Send a call and receive the reply, on one connection after the other if they are silent."""
+        """Send a call and receive the reply, on one connection after another if they are silent."""
         while True:
             try:
                 self._channel.send(parts, deadline_s)
@@ -354,18 +354,18 @@ class RpcClient:
     def _late(self, who: str) -> ProtocolError:
         return ProtocolError(
             f"{who}: {self._where} has not answered within {self._policy.call_timeout_s:g} s.",
-            hint="The driver's log and a thread dump of it show why it is late: its storage, say, or a long pause."
+            hint="See the driver's log and a thread dump for the reason, such as slow storage or a long pause."
             " A larger Options(driver_timeout_s=...) allows more time.",
         )
 
     def _unreachable(self, who: str, error: Exception, *, is_connected: bool = False) -> ProtocolError:
         hint = (
-            "If the driver runs, set spark.statelog.coordinator.host and .port to an address that the executors reach."
+            "If the driver runs, set spark.statelog.coordinator.host and .port to an address that executors can reach."
         )
         if is_connected and isinstance(error, TimeoutError):
             hint = (
-                "It takes connections, and does not answer as this query's driver does. Does another service have the"
-                f" port now, or an application that encrypts its calls? {hint}"
+                "It accepts connections, but does not answer as this query's driver does. Check whether another service"
+                f" now has the port, or an application that encrypts its calls. {hint}"
             )
         return ProtocolError(f"{who}{self._where} cannot be reached: {type(error).__name__}: {error}.", hint=hint)
 

@@ -1,4 +1,4 @@
-"""Shared by both ends of a call: limits, and a socket with deadlines, perhaps with TLS."""
+"""Shared by both ends of a call: limits, and a socket with deadlines and optional TLS."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:  # Without encryption no worker loads OpenSSL.
 
 @dataclass(frozen=True)
 class RpcPolicy:
-    """Limits of the calls, the same at both ends."""
+    """Limits of the calls; both ends have the same."""
 
     call_timeout_s: float = 600.0
     """How long a client waits for a reply."""
     handshake_timeout_s: float = 10.0
     """How long a new connection may take to prove that it knows the secret."""
     max_pending: int = 256
-    """Connections without a proof at a time; one more ends the oldest."""
+    """The most connections without a proof at a time; one more ends the oldest."""
     accept_backoff_s: float = 0.2
-    """How long no connection is accepted after accepting has failed, for want of file descriptors, say."""
+    """How long no connection is accepted after accepting has failed, for example for lack of file descriptors."""
     beat_s: float = 5.0
     """How often the server says that a call waits or is being handled."""
     silence_s: float = 20.0
-    """After so long without a sign of the server a client gives up a connection, and repeats its call on a new one."""
+    """Time without a sign of the server after which a client drops a connection and repeats its call on a new one."""
     reconnect_s: float = 1.0
-    """Between two attempts at a new connection."""
+    """Time between two attempts at a new connection."""
     transfer_timeout_s: float = 300.0
-    """How long the rest of a request may take after its first byte, or a client to take its reply."""
+    """How long the rest of a request may take after its first byte, or a client may take to read its reply."""
     max_request_bytes: int = 64 << 20
     max_payload_bytes: int = 1 << 30
     """Limit of the bytes that come with a request."""
@@ -44,7 +44,7 @@ class RpcPolicy:
     max_in_flight_bytes: int = 1 << 30
     """Total of the requests that the server receives or handles at a time; a larger request is handled alone."""
     keepalive_idle_s: int = 60
-    """After so long without traffic, probes ask whether the other end's machine is there."""
+    """Time without traffic after which probes ask whether the other end's machine is there."""
     keepalive_interval_s: int = 10
     keepalive_probes: int = 6
 
@@ -55,15 +55,15 @@ _ENCRYPTED_BYTES: Final = 1 << 18
 
 
 class SilentError(OSError):
-    """For some time no byte came from the other end, and none could be sent to it."""
+    """For some time, no byte came from the other end, and none could be sent to it."""
 
 
 class Channel:
     """A connected socket whose operations have deadlines, in seconds of the monotonic clock.
 
     They raise OSError if the connection is broken, TimeoutError after the deadline, and EOFError at the end. With a
-    `silence_s` they raise SilentError if no byte travels for so long. `tls` is this end of the connection's TLS after
-    its handshake; None if the bytes travel in clear.
+    `silence_s`, they raise SilentError if no byte travels for that long. `tls` is this end of the connection's TLS
+    after its handshake; None if the connection is not encrypted.
     """
 
     def __init__(self, connection: socket.socket, policy: RpcPolicy, clock: Clock, tls: Tls | None = None) -> None:
@@ -84,7 +84,7 @@ class Channel:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def begin_tls(self, tls: Tls, deadline_s: float) -> None:
-        """Shake hands as the client; raises ssl.SSLError, an OSError, if the server is another one than expected."""
+        """Perform the handshake as the client; raises ssl.SSLError, an OSError, if the server is not the right one."""
         is_complete, to_send = tls.shake_hands()
         while not is_complete:
             self._send_bytes(to_send, deadline_s)
@@ -113,7 +113,7 @@ class Channel:
                 self._await_room(deadline_s)
 
     def _await_room(self, deadline_s: float) -> None:
-        """Wait until more can be sent. What comes meanwhile is kept: it shows that the other end is there."""
+        """Wait until more can be sent. Bytes that arrive are kept: they show that the other end is there."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
             while True:
@@ -203,7 +203,7 @@ class ByteBudget:
     def holding(
         self, size_bytes: int, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Iterator[None]:
-        """Hold so many bytes, once there is room for them or nothing else is held; `waiting` is entered until then."""
+        """Hold some bytes, once there is room for them or nothing else is held; `waiting` is entered until then."""
         with self._changed:
             if not self._has_room(size_bytes):
                 with waiting():

@@ -1,7 +1,7 @@
 """The handshake, in which client and server prove to each other that they know the secret.
 
 Its messages are of fixed size, so that a pending connection cannot announce a length. The server does it in one thread
-for all pending connections. With TLS, both sides first do TLS's own handshake, and these messages are encrypted.
+for all pending connections. With TLS, both sides first perform TLS's own handshake, and these messages are encrypted.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PROOF_BYTES: Final = 32
 """Size of a proof: the client sends its own right after its hello, then the server answers with its own."""
 _ANSWER_BYTES: Final = HELLO_BYTES + PROOF_BYTES
 _ENCRYPTED_BYTES: Final = 16 << 10
-"""The most that the server reads of a client before its proof with TLS; a client of ours sends less than 3 KB."""
+"""The most that the server reads from a client before its proof with TLS; our own clients send less than 3 KB."""
 
 
 class Side(Enum):
-    """The side that proves. It is part of the proof, so a proof that is sent back to its maker is worthless."""
+    """The side that proves. It is part of the proof, so a proof that is sent back to its sender is worthless."""
 
     CLIENT = b"client"
     SERVER = b"server"
@@ -65,7 +65,7 @@ def make_proof(secret: bytes, side: Side, server_hello: bytes, client_hello: byt
 
 
 def prove(channel: Channel, secret: bytes, deadline_s: float) -> bool:
-    """Prove to the server that the secret is known; False if the server cannot, or is of another version."""
+    """Prove to the server that the secret is known; False if the server cannot prove it, or has another version."""
     server_hello, client_hello = channel.receive(HELLO_BYTES, deadline_s), new_hello()
     if not is_hello(server_hello):
         return False
@@ -84,11 +84,11 @@ class _Pending:
     connection: socket.socket
     expires_s: float
     tls: Tls | None
-    """This end of its TLS; None if the connection is in clear."""
+    """This end of its TLS; None if the connection is not encrypted."""
     is_private: bool = False
     """Whether TLS's handshake is complete. The hello follows it."""
     encrypted_bytes: int = 0
-    """How much has been received with TLS."""
+    """How many bytes have been received with TLS."""
     hello: bytes = field(default_factory=new_hello)
     answer: bytes = b""
 
@@ -97,8 +97,8 @@ class PendingConnections:
     """Accepts connections, and passes those that prove that they know the secret on to `admit`.
 
     The others can use only bounded resources: :class:`RpcPolicy` limits their number and their time, the server reads
-    no more from each than the one message of fixed size that it has to send, with TLS 16 KB, and they get no threads.
-    `identity` is the server's for TLS; None for connections in clear. :meth:`close` closes `listener` too.
+    no more from each than the one message of fixed size that it has to send (16 KB with TLS), and they get no threads.
+    `identity` is the server's TLS identity; None for unencrypted connections. :meth:`close` closes `listener` too.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class PendingConnections:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # The client has already gone.
+            return  # The client is already gone.
         except OSError as error:
             self._back_off(error)
             return
@@ -239,7 +239,7 @@ class PendingConnections:
             self._decide(pending)
 
     def _receive(self, pending: _Pending) -> bool:
-        """Receive more of the answer; False if there is no more, or the other end takes nothing.
+        """Receive more of the answer; False if there is no more, or the other end does not read.
 
         Raises OSError if the connection is broken, or breaks TLS's protocol.
         """

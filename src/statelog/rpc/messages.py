@@ -30,7 +30,7 @@ class SnapshotView(msgspec.Struct, frozen=True):
 
     snapshots: list[SegmentRef] = []
     slices: list[SnapshotSlice] | None = []
-    """The elements to take from the snapshots, in order; None for the only snapshot as it is."""
+    """The elements to take from the snapshots, in order; None for the only snapshot, unchanged."""
     is_restored: bool = False
     """Whether an earlier start left the state."""
     is_redistributed: bool = False
@@ -44,7 +44,7 @@ class TaskId(msgspec.Struct, frozen=True):
     run_id: str
     uid: str
     instance: str
-    """The operator's place in the driver's program; it tells two operators with the same uid apart."""
+    """The operator's place in the driver program; it distinguishes two operators with the same uid."""
     batch: int
     subtask: int
     attempt: int
@@ -68,7 +68,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Witness(msgspec.Struct, frozen=True, array_like=True):
-    """An object that the driver has written to the location; a process that does not see it looks at another place."""
+    """An object that the driver has written to the location; a process that does not see it uses another place."""
 
     name: str
     head: bytes
@@ -79,7 +79,7 @@ class View(msgspec.Struct, frozen=True):
     """The state that a subtask starts a batch from: a pure function of the log before it, and of the operator."""
 
     identity: str
-    """The operator's, which names its folders and local directories."""
+    """The operator's identity, which names its folders and local directories."""
     genesis: bytes
     """Digest of the subtask's empty state."""
     head: bytes
@@ -87,7 +87,7 @@ class View(msgspec.Struct, frozen=True):
     generations: dict[str, int] = {}
     """How often each state was deleted, by name, deletions of this start included."""
     certain_generations: dict[str, int] = {}
-    """The same as of the previous checkpoint. Only these deletions are final, so only they may remove stored state."""
+    """The same, as of the previous checkpoint. Only these deletions are final, so only they may remove stored state."""
     closed_ms: int = NO_TIME_MS
     """Earlier starts with other settings have closed the windows that end up to this time."""
     expires_by: dict[str, str] = {}
@@ -120,7 +120,7 @@ class Permit(msgspec.Struct, frozen=True):
     maintenance: MaintenanceRequest | None = None
     """Work on keyed state after the batch; before its end if the changelog is off."""
     witness: Witness | None = None
-    """Each worker process checks it once per start, before it uses the location."""
+    """The object that each worker process checks once per start, before it uses the location."""
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
@@ -154,7 +154,7 @@ class ReadProgress(msgspec.Struct, frozen=True, tag="progress"):
     task: TaskId
     read_bytes: int
     known_bytes: int
-    """Bytes to read in total, as far as known."""
+    """Bytes to read in total, as far as is known."""
 
 
 class CheckOwner(msgspec.Struct, frozen=True, tag="owner"):
@@ -164,7 +164,7 @@ class CheckOwner(msgspec.Struct, frozen=True, tag="owner"):
 
 
 class DiskFailed(msgspec.Struct, frozen=True, tag="disk"):
-    """A subtask's attempt fails because local files cannot be kept where it runs."""
+    """A subtask's attempt fails because local files cannot be stored where it runs."""
 
     task: TaskId
     stage: int
@@ -190,13 +190,13 @@ class TaskTimes(msgspec.Struct, frozen=True, array_like=True):
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """A subtask has processed all its rows.
 
-    The payload beside the message holds the changeset unless it is an object, then the runs of `levels` without a name.
-    For an unkeyed operator, read "snapshot" for "changeset".
+    The payload of the message holds the changeset unless it is an object, then the runs of `levels` without a name. For
+    an unkeyed operator, read "snapshot" for "changeset".
     """
 
     task: TaskId
     segments: list[SegmentRef]
-    """The changeset, at least one; all but the last are objects. A last one without a name is in the payload."""
+    """At least one segment. All but the last are objects; if the last has no name, it is in the payload."""
     late_rows: int = 0
     """Number of late rows, dropped or returned."""
     max_event_ms: list[int | None] = []
@@ -223,7 +223,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     materialization_failure: str = ""
     """Why a materialization failed; empty if none did."""
     has_backlog: bool = False
-    """Whether local runs wait to be merged that are too large to merge at the end of a batch."""
+    """Whether local runs are waiting to be merged that are too large for a merge at the end of a batch."""
     restore_s: float = 0.0
     """Time from the reply to Begin until the state could be read."""
     restored_bytes: int = 0
@@ -236,7 +236,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     hot_key_groups: list[tuple[int, int]] = []
     """Rows and key group."""
     adds_floats: bool = False
-    """Whether another attempt may give other last digits."""
+    """Whether another attempt may give results with different last digits."""
 
     @property
     def subtask_s(self) -> float:
@@ -245,7 +245,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
 
     @property
     def last(self) -> SegmentRef:
-        """The last segment, which alone may be inline, and which counts the input rows."""
+        """The last segment: the only one that may be inline, and the one that counts the input rows."""
         return self.segments[-1]
 
     @property
@@ -276,7 +276,7 @@ class JobOutcome(StrEnum):
     ACCEPTED = "taken"
     """It is part of the checkpoint; the grant has ended."""
     VOID = "void"
-    """It does not count and never will; the grant has ended."""
+    """It does not count, and never will; the grant has ended."""
     OPEN = "open"
     """It cannot be part of this checkpoint: send it again with the next batch."""
 
@@ -293,7 +293,7 @@ class Acked(msgspec.Struct, frozen=True, tag="acked"):
 
 
 class Tick(msgspec.Struct, frozen=True, tag="tick"):
-    """A clock source asks whether its query needs a batch although no other source has new rows."""
+    """A clock source asks whether its query needs a batch even though no other source has new rows."""
 
     clock: str
     """The clock's id in the query's offsets."""
@@ -318,7 +318,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """A process asks whether the driver is there, and for its time."""
 
     name: str
-    """The asking process, in messages."""
+    """The name of the asking process, for messages."""
 
 
 class Pinged(msgspec.Struct, frozen=True, tag="pinged"):
@@ -338,6 +338,6 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 TaskRequest = Begin | Fetch | ReadProgress | CheckOwner | DiskFailed | Ack
-"""What tasks of an operator ask its coordinator, or tell it."""
+"""The requests and reports of an operator's tasks to its coordinator."""
 Request = TaskRequest | Tick | Ping
 Reply = Begun | Kept | Fetched | Acked | Ticked | Pinged | Failure

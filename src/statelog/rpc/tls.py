@@ -1,4 +1,4 @@
-"""TLS for the calls: the server makes a certificate when it starts, and its clients accept no other one."""
+"""TLS for the calls: the server makes a certificate when it starts, and its clients accept no other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Final
 from statelog.errors import ConfigurationError, ErrorKind
 
 _RECORD_BYTES: Final = 1 << 14
-"""The largest content of a record of TLS."""
+"""The largest content of a TLS record."""
 _PIECE_BYTES: Final = 1 << 18
-"""How much is encrypted at a time: a large message is never held twice."""
+"""How many bytes are encrypted at a time, so that a large message is never held twice."""
 
 _NAME: Final = "statelog"
 # The certificate is as old as its server, which its clients know. So no clock decides whether it is valid.
@@ -24,7 +24,7 @@ _VALID_UNTIL: Final = datetime(9999, 12, 31, 23, 59, 59)  # RFC 5280, 4.1.2.5: i
 
 
 class Tls:
-    """One end of a TLS connection without its socket: takes the bytes that have arrived, gives the bytes to send.
+    """One end of a TLS connection without its socket: takes the bytes that have arrived, and gives the bytes to send.
 
     Raises ssl.SSLError, an OSError, if the other end breaks the protocol or has another certificate.
     """
@@ -85,7 +85,7 @@ def new_identity() -> TlsIdentity:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise ConfigurationError(
-            "Spark's network encryption is on, so tasks are to call the driver with TLS; the driver's certificate needs"
+            "Spark's network encryption is on, so tasks must call the driver with TLS. The driver's certificate needs"
             " the package cryptography, which is not installed.",
             kind=ErrorKind.UNSUPPORTED_SETTING,
             hint="Install it for the driver's interpreter: pip install statelog[tls].",
@@ -94,7 +94,7 @@ def new_identity() -> TlsIdentity:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), _VALID_FROM, _VALID_UNTIL)
-        # It cannot vouch for others, so clients that trust it trust nothing else.
+        # It cannot sign others, so clients that trust it trust nothing else.
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -104,7 +104,7 @@ def new_identity() -> TlsIdentity:
     )
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # Each worker has one connection, which it does not resume.
-    # Python reads keys from files only. No other user can read this one, and its password is in this process alone.
+    # Python reads keys from files only. No other user can read this one, and only this process has its password.
     with tempfile.NamedTemporaryFile(prefix="statelog-", suffix=".pem") as file:
         file.write(pem + certificate.public_bytes(serialization.Encoding.PEM))
         file.flush()

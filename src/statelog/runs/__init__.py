@@ -10,7 +10,7 @@ The life of a run:
 2. `writer` writes the changes of a batch, state by state, in blocks and with a footer. `format` names the parts of the
    file, `schema` describes states.
 3. `digests` adds the checksum of a changeset to the history of a subtask.
-4. `reader` opens a run and finds rows by bisection, `key_rows` those of one key, however many. `evolution` converts
+4. `reader` opens a run and finds rows by bisection, `key_rows` finds all rows of one key. `evolution` converts
    values to a newer schema as they are read.
 5. `merge` makes one run of several, without superseded, expired (`times`) and deleted rows. Then the inputs may go.
 

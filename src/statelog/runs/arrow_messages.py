@@ -1,8 +1,8 @@
 """Reads Arrow record batches that come from a store or a disk: whatever the bytes are, no memory is taken that they do
 not fill, and no value lies outside of them.
 
-Arrow trusts what a message says of itself: the size of a compressed buffer before it allocates, and the offsets of
-variable-length values when they are read. Both are checked here, without a look at the values themselves.
+Arrow trusts what a message says about itself: the size of a compressed buffer before it allocates, and the offsets of
+variable-length values when they are read. Both are checked here, without looking at the values themselves.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _CONTINUATION: Final = b"\xff\xff\xff\xff"
 _RECORD_BATCH: Final = 3
 """The type of a message's header."""
 _MOST_GROWTH: Final = {0: 255, 1: 1 << 15}
-"""How many times its size a buffer can have when it is decompressed: of LZ4, and of zstd."""
+"""How many times larger a buffer can become when it is decompressed: from LZ4, and from zstd."""
 _MOST_SPREAD: Final = 2
 """How many times the size of its columns a batch may take: rows of a longer batch may be written with more offsets."""
 _SPARE_BYTES: Final = 64
-"""What a buffer may have beyond its values: padding."""
+"""Bytes that a buffer may have beyond its values: padding."""
 _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
 _MALFORMED: Final = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, KeyError, IndexError, struct.error)
-"""What is raised for bytes that are not a message."""
+"""The exceptions that bytes raise which are not a message."""
 
 
 class MalformedMessage(Exception):
-    """The bytes are not a message that a writer of Arrow makes."""
+    """The bytes are not a message that an Arrow writer makes."""
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema, rows: int, size_bytes: int | None = None) -> pa.RecordBatch:
@@ -108,7 +108,7 @@ def _require_plain(field: pa.Field) -> None:
         _require_plain(kind.field(index))
 
 
-# ---- What a message says of itself ----
+# ---- What a message says about itself ----
 
 
 class _Table:
@@ -126,7 +126,7 @@ class _Table:
         return int(struct.unpack_from(form, self._data, at)[0])
 
     def _place(self, field: int) -> int | None:
-        """Where a field is; None if it is not there."""
+        """The position of a field; None if the table lacks it."""
         entry = 4 + 2 * field
         if entry + 2 > self._fields_bytes:
             return None
@@ -152,7 +152,7 @@ class _Table:
 
 
 def _split(message: memoryview) -> tuple[_Table, int]:
-    """The table of a message, and where its body begins."""
+    """The table of a message, and the position of its body."""
     if bytes(message[:4]) != _CONTINUATION:
         raise ValueError("no message begins here")
     (length,) = struct.unpack_from("<i", message, 4)
@@ -176,7 +176,7 @@ def _length_of(stream: memoryview) -> int:
 def _require_declared(message: memoryview, size_bytes: int | None) -> None:
     """Raise ValueError if the buffers of a record batch would take more memory than they can fill.
 
-    `size_bytes` is what their values take, if that is known.
+    `size_bytes` is the size of their values, if it is known.
     """
     table, body_at = _split(message)
     header, body = table.table(2), message[body_at:]

@@ -24,15 +24,15 @@ _GROWTH: Final = 4
 
 @dataclass(frozen=True)
 class Budget:
-    """How much data is worked on at once; sizes are those of Arrow columns.
+    """How much data is processed at once; sizes are those of Arrow columns.
 
     A single row may exceed every size but the last two.
     """
 
     window_keys: int = 16_384
-    """Keys of a key chunk: those that are processed together."""
+    """Keys of a key chunk, that is, keys that are processed together."""
     column_keys: int = 262_144
-    """Keys of a key chunk of a processor that takes columns."""
+    """Keys of a key chunk for a processor that takes columns."""
     window_rows: int = 65_536
     """Input rows of a key chunk."""
     slice_bytes: int = 64 << 20
@@ -77,7 +77,7 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         array = pa.array(values, kind)
     except pa.ArrowCapacityError as error:
         raise RowsTooLarge(str(error)) from error
-    if isinstance(array, pa.ChunkedArray):  # PyArrow's answer to long strings and binaries
+    if isinstance(array, pa.ChunkedArray):  # PyArrow does this for long strings and binaries
         raise RowsTooLarge(f"{array.nbytes} bytes of {kind}")
     return array
 
@@ -135,7 +135,7 @@ def _is_large(kind: pa.DataType) -> bool:
 
 
 def row_ends(batch: pa.RecordBatch) -> Positions:
-    """Bytes up to each row and, last, of all rows: n + 1 numbers for n rows."""
+    """Bytes before each row and, last, of all rows: n + 1 numbers for n rows."""
     rows = np.arange(batch.num_rows + 1)
     return sum([bytes_before(column, rows) for column in batch.columns], np.zeros(len(rows), np.int64))
 

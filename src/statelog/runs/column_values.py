@@ -22,14 +22,14 @@ _DAY_US: Final = 86_400_000_000
 _FIRST_US: Final = (datetime.datetime.min - EPOCH) // _US
 _LAST_US: Final = (datetime.datetime.max - EPOCH) // _US
 _NOT_A_TIME: Final = -(1 << 63)
-"""NumPy has no time of this number."""
+"""The number that stands for no time in NumPy."""
 _EXACT: Final = Context(prec=76, traps=[])
 
 
 class ColumnValues:
-    """Makes the values that ``to_pylist`` makes; subclasses make others of timestamps, structs, lists or maps.
+    """Makes the values that ``to_pylist`` makes; subclasses make other values of timestamps, structs, lists or maps.
 
-    Arrow itself makes values of most types fast. It does not of the types in `own`, nor of nested ones that hold them.
+    Arrow itself is fast for most types. It is slow for the types in `own`, and for nested ones that hold them.
     """
 
     own: ClassVar[frozenset[int]] = frozenset(
@@ -41,7 +41,7 @@ class ColumnValues:
             pa.lib.Type_DECIMAL128,
         )
     )
-    """The ids of these types."""
+    """The ids of the types that Arrow itself converts slowly."""
 
     def of(self, column: pa.Array | pa.ChunkedArray) -> list[Any]:
         """The values of a column; None is null."""
@@ -62,7 +62,7 @@ class ColumnValues:
     # ---- Columns without nulls ----
 
     def timestamps(self, times_us: Integers, zone: datetime.tzinfo | None) -> list[Any]:
-        """The values of times since 1970 that are shown in a zone, or without one."""
+        """The values of times since 1970 that are shown in a time zone, or without one."""
         require_datetimes(times_us)
         if zone is None:
             datetimes: list[Any] = times_us.view("M8[us]").tolist()

@@ -18,7 +18,7 @@ def genesis(identity: str, subtask: int, parallelism: int) -> bytes:
 
 
 def extend(digest: bytes, batch: int, checksums: Iterable[bytes]) -> bytes:
-    """Digest after a batch; `batch` is Spark's batch id, or that before the operator's first batch.
+    """Digest after a batch; `batch` is Spark's batch id, or the id before the operator's first batch.
 
     `checksums` are those of the changesets that hold the subtask's keys, in order of their subtasks.
     """

@@ -30,7 +30,7 @@ _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
 _Fits = Callable[[pa.DataType, pa.DataType], bool]
 _Join = Callable[[pa.DataType, pa.DataType], pa.DataType]
 _Misfit = tuple[str, pa.DataType, pa.DataType]
-"""A field that cannot be read with the wanted type: path (empty for the whole row), stored and wanted type."""
+"""A field that cannot be read as the wanted type: path (empty for the whole row), stored type and wanted type."""
 
 
 def require_evolution(stored: StateDescriptor, declared: StateDescriptor, where: str) -> None:
@@ -43,19 +43,19 @@ def require_evolution(stored: StateDescriptor, declared: StateDescriptor, where:
         return
     if _is_other_state(stored, declared):
         raise ConfigurationError(
-            f"{where}: the location holds {stored}, the processor declares {declared}.",
+            f"{where}: the location holds {stored}, but the processor declares {declared}.",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Declare the state as it was, or use another name for the new one.",
         )
     for path, held, wanted in _misfits(pa.struct(stored.value_schema), pa.struct(declared.value_schema), _is_widening):
         field = f"field '{path}'" if path else "the row"
         raise ConfigurationError(
-            f"{where}: {field} of {declared.kind} state '{declared.name}' is {held} in the location, and the processor"
+            f"{where}: {field} of {declared.kind} state '{declared.name}' is {held} in the location, but the processor"
             f" declares {wanted}.",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Fields can be added, removed, reordered and widened: integers to larger ones, float or double, float"
-            " to double, decimals to a larger precision, string to binary and back. For anything else declare a field"
-            " of another name.",
+            " to double, decimals to a larger precision, string to binary and back. For anything else, declare a field"
+            " with another name.",
         )
 
 
@@ -67,7 +67,7 @@ def can_read(stored: StateDescriptor, wanted: StateDescriptor) -> bool:
 
 
 def recorded_schema(stored: StateSchema, declared: StateSchema) -> StateSchema:
-    """The schema that a checkpoint records: the declared one, with the removed fields behind its own.
+    """The schema that a checkpoint records: the declared one, with the removed fields after its own.
 
     So a field can only come back with a type that can read its old values. A state that has lost its TTL keeps the time
     domain, because rows written with the TTL still expire.
@@ -83,7 +83,7 @@ def recorded_schema(stored: StateSchema, declared: StateSchema) -> StateSchema:
 def merged_schema(older: StateDescriptor, newer: StateDescriptor) -> StateDescriptor:
     """A description that holds the rows of both without loss, with every field of either.
 
-    If the newer one cannot read the older, it is the newer one itself.
+    If the newer one cannot read the older one, the result is the newer one.
     """
     if older == newer or not can_read(older, newer):
         return newer
@@ -94,7 +94,7 @@ def merged_schema(older: StateDescriptor, newer: StateDescriptor) -> StateDescri
 def project(columns: Sequence[pa.Array], stored: StateDescriptor, wanted: StateDescriptor) -> list[pa.Array]:
     """Convert columns with the fields of `stored` to columns with the fields of `wanted`.
 
-    `wanted` must be able to read `stored`. A binary wanted as a string raises ConfigurationError if it is not a valid
+    `wanted` must be able to read `stored`. A binary wanted as a string raises ConfigurationError if it is not valid
     UTF-8.
     """
     held = dict(zip(stored.value_schema.names, columns, strict=True))
@@ -132,7 +132,7 @@ def _misfits(stored: pa.DataType, wanted: pa.DataType, fits: _Fits, path: str = 
 
 
 def _parts(stored: pa.DataType, wanted: pa.DataType) -> list[tuple[pa.Field, pa.Field]] | None:
-    """The fields that two nested types have in common; None if the types are not nested alike."""
+    """The fields that two nested types have in common; None if the types are nested differently."""
     if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
         held, own = ({field.name: field for field in kind.fields} for kind in (stored, wanted))
         if len(held) < stored.num_fields or len(own) < wanted.num_fields:

@@ -30,7 +30,7 @@ def joined_by_row(parts: list[pa.Array]) -> pa.Array:
 
 
 def differs_from_previous(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Mask of the values that do not equal the one before, such as the first."""
+    """Mask of the values that differ from the previous one; the first value differs."""
     result = np.ones(len(column), bool)
     if len(column) > 1:
         equal = pc.equal(column.slice(1), column.slice(0, len(column) - 1))
@@ -98,7 +98,7 @@ def _encode_collection(column: pa.Array) -> list[pa.Array]:
         elements = _sorted_within(joined_by_row(parts), counts)
     else:
         elements = joined_by_row(encode_column(column.values.slice(start, count)))
-    # The elements' bytes are contiguous, so those of a row are one stretch of the same buffer.
+    # The elements' bytes are contiguous, so the bytes of a row are one stretch of the same buffer.
     _, ends, data = elements.buffers()
     bounds = np.zeros(1, np.int32) if count == 0 else np.frombuffer(ends, np.int32, count + 1, elements.offset * 4)
     stretches = pa.py_buffer(bounds[offsets - start])
@@ -116,7 +116,7 @@ def _sorted_within(elements: pa.Array, counts: npt.NDArray[Any]) -> pa.Array:
 
 
 def _only_of_values(column: pa.Array, part: pa.Array) -> pa.Array:
-    """The part, but empty where the column is null: null structs and arrays may hide values."""
+    """The part, made empty where the column is null: null structs and arrays may hide values."""
     return part if column.null_count == 0 else pc.if_else(column.is_valid(), part, pa.scalar(b"", pa.binary()))
 
 
@@ -157,7 +157,7 @@ def _big_endian(values: npt.NDArray[Any]) -> Bytes:
     return swapped.view(np.uint8).reshape(len(values), values.dtype.itemsize)
 
 
-# ---- Back ----
+# ---- Decoding ----
 
 
 def can_decode(kind: pa.DataType) -> bool:
@@ -181,7 +181,7 @@ def decode_columns(data: pa.Array, schema: pa.Schema) -> list[pa.Array]:
 
 
 def _decode_column(source: Bytes, at: Positions, kind: pa.DataType) -> tuple[pa.Array, Positions]:
-    """Decode one field of each key, which begins at the position `at`; returns the positions behind it, too."""
+    """Decode one field of each key, which begins at the position `at`; also returns the positions after it."""
     count = len(at)
     if pa.types.is_null(kind):
         return pa.nulls(count), at + 1

@@ -60,7 +60,7 @@ def subtasks_of(hashes: Hashes, parallelism: int) -> npt.NDArray[np.int64]:
     return groups * parallelism // KEY_GROUPS
 
 
-# ---- What numbers in stored documents may be: a decoder refuses a document with any other ----
+# ---- Ranges of numbers in stored documents: a decoder refuses a document with a number outside ----
 
 
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -70,7 +70,7 @@ KeyHash = Annotated[int, Meta(ge=0)]
 
 
 _Hash = Callable[[int, Any], int]
-"""Hashes a value with a seed, which comes first."""
+"""Hashes a value with a seed, which is the first argument."""
 
 _SEED: Final = 42
 _LONG_DECIMAL_DIGITS: Final = 18

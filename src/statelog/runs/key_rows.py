@@ -15,15 +15,15 @@ from statelog.runs.schema import Operation
 
 _CLEAR: Final = int(Operation.CLEAR)
 _SAMPLED_ROWS: Final = 64
-"""If a block is searched often for a key, one in so many of its entries is kept in memory, or fewer."""
+"""If a block is searched often for a key, at most one in this many of its entries is kept in memory."""
 _SAMPLED_BYTES: Final = 1 << 16
-"""About as many bytes of a block's entries are kept at most."""
+"""The most bytes of a block's entries that are kept, approximately."""
 _OFTEN: Final = 32
-"""From so many searches on, taking the samples has paid."""
+"""From this many searches on, taking the samples pays off."""
 
 
 class BinaryValues:
-    """A column of binaries without nulls, of which single values are read quickly."""
+    """A column of binaries without nulls whose single values are read quickly."""
 
     def __init__(self, column: pa.Array) -> None:
         _, offsets, data = column.buffers()
@@ -49,7 +49,7 @@ class RowStretch:
     entries: BinaryValues
     """The entries of all rows of the block."""
     low: int
-    """The first row; `high` is behind the last."""
+    """The first row; `high` is the row after the last."""
     high: int
 
 
@@ -65,7 +65,7 @@ class KeyRows:
 
     @property
     def may_exist(self) -> bool:
-        """Whether there may be any; a key that may fill several blocks is not looked for."""
+        """Whether any rows may exist; a key that may fill several blocks is not searched for."""
         blocks = self._blocks
         return len(blocks) > 1 or (len(blocks) == 1 and not (self._opened.get(0) or self._open(0)).is_empty)
 
@@ -91,7 +91,7 @@ class KeyRows:
         return None if row is None else (blocks[at], row)
 
     def stretches(self) -> Iterator[tuple[RunBlock, int, int]]:
-        """All rows: block, first row and the row after the last. A block is opened when its turn comes."""
+        """All rows: block, first row and the row after the last. A block is opened only when it is reached."""
         blocks = self._blocks
         first = bisect_right(range(len(blocks)), (self._key, b""), 1, key=self._first_name) - 1 if blocks else 0
         for at in range(first, len(blocks)):
@@ -102,7 +102,7 @@ class KeyRows:
                 return
 
     def between(self, first: bytes, end: bytes, *, from_end: bool) -> Iterator[RowStretch]:
-        """The rows whose entries are in a range, in order or from the last block backwards."""
+        """The rows whose entries are in a range, in order, or from the last block backwards."""
         blocks, key = self._blocks, self._key
         if not blocks:
             return

@@ -31,11 +31,11 @@ _AFTER_ALL: Final = b"\x02"
 
 _Encode = Callable[[Any], bytes]
 _Decode = Callable[[bytes, int], tuple[Any, int]]
-"""Takes the bytes and the start of the value; returns the value and its end."""
+"""Takes bytes and the position of a value; returns the value and the position after it."""
 
 
 _MALFORMED: Final = (IndexError, struct.error, pa.ArrowException)
-"""What decoding raises for bytes that are not a key; ValueError and OverflowError: of keys that Python cannot hold."""
+"""What decoding raises for bytes that are not a key; ValueError and OverflowError also for keys Python cannot hold."""
 
 
 class KeyCodec:
@@ -94,7 +94,7 @@ class KeyCodec:
         return key
 
     def decode_all(self, keys: Sequence[bytes]) -> list[tuple[Any, ...]]:
-        """Decode keys that are hardly ever decoded again."""
+        """Decode keys that are rarely decoded again."""
         return [self._decode(key) for key in keys]
 
     def _decode(self, data: bytes) -> tuple[Any, ...]:
@@ -111,9 +111,9 @@ class KeyCodec:
 
 def _no_key(error: Exception) -> CorruptionError:
     return CorruptionError(
-        f"A stored key cannot be read as its columns say: {type(error).__name__}: {error}.",
+        f"A stored key cannot be read with the types of its columns: {type(error).__name__}: {error}.",
         kind=ErrorKind.FORMAT,
-        hint="If its strings are UTF-8, restore the files from a copy; statelog.verify says which are damaged.",
+        hint="If its strings are UTF-8, restore the files from a copy; statelog.verify reports the damaged ones.",
     )
 
 
@@ -130,10 +130,10 @@ class MapKeyCodec:
     def encode(self, key: Any) -> bytes:
         """The entry key of a map key; ProcessorError if a value does not fit its field."""
         row = self._codec.normalize(key)
-        # Storage types tell keys apart: the local times of an hour that the clock repeats are equal in Python.
+        # Storage types distinguish keys: the local times of an hour that the clock repeats are equal in Python.
         stored = self._codec.to_storage(row)
         if self._codec.is_mutable:
-            return self._encode_stored(row, stored)  # lists and maps have no hash
+            return self._encode_stored(row, stored)  # lists and maps are not hashable
         entry = self._encoded.get(stored)
         if entry is None:
             if len(self._encoded) >= _CACHE_LIMIT:
@@ -148,16 +148,16 @@ class MapKeyCodec:
             raise self._codec.misfit(row, error) from error
 
     def bounds(self, first: Any, end: Any) -> tuple[bytes, bytes]:
-        """The entry keys between which those of a range of map keys are, the second one not included.
+        """The bounds of the entry keys of a range of map keys, the second one not included.
 
-        A bound may have only the first fields of a map key; None is no bound. ProcessorError if a value does not fit
+        A bound may have only the first fields of a map key; None means no bound. ProcessorError if a value does not fit
         its field, or if the fields have types whose entry keys are in another order.
         """
         if (field := self._unordered) is not None:
             raise ProcessorError(
-                f"{self._codec.subject}: field '{field.name}' has type {field.type}, of which there are no ranges.",
+                f"{self._codec.subject}: field '{field.name}' has type {field.type}, which does not support ranges.",
                 kind=ErrorKind.STATE_USAGE,
-                hint="Ranges need map keys of whole numbers, decimals, dates, times or booleans only.",
+                hint="Ranges need map keys that consist of whole numbers, decimals, dates, times or booleans only.",
             )
         return b"" if first is None else self._bound(first), _AFTER_ALL if end is None else self._bound(end)
 
@@ -175,7 +175,7 @@ class MapKeyCodec:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether the bytes of keys of a type are in the order of the keys; null is before all."""
+    """Whether the bytes of keys of a type sort in the order of the keys; null sorts first."""
     return bool(
         pa.types.is_signed_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal128(kind) or is_time(kind)
     )

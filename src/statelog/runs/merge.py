@@ -1,8 +1,8 @@
 """Merges runs into one, and decides which runs to merge.
 
 A merge goes through its inputs in slices of the hash range, bounded in rows and in bytes, so its memory is bounded by
-one slice. Of a slice that is still larger, for example because of one large key, only keys and entries are held at
-once.
+one slice. Of a slice that is still larger, for example because of one large key, only the keys and entries are held
+at once.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
 
 _NEVER: Final = np.iinfo(np.int64).max
 _SLACK: Final = 2
-"""How many times larger than intended a slice may become: hashes are not spread that evenly."""
+"""How many times larger than intended a slice may become, because hashes are not spread evenly."""
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """Rows that a merge may leave out."""
+    """Describes rows that a merge may leave out."""
 
     moment: Moment
-    """Entries expired by then are garbage, but only a merge that starts at the empty state can leave them out."""
+    """Entries expired by this time are garbage, but only a merge that starts at the empty state can leave them out."""
     generations: Mapping[str, int]
     """How often each state was deleted, if ever; all rows of earlier generations are garbage."""
 
     def rows_of(self, run: Run) -> int:
-        """At least so many rows of a run are garbage, by its footer."""
+        """The number of rows of a run that are garbage at least, according to its footer."""
         return sum(map(self._rows_of, run.sections.values()))
 
     def _rows_of(self, section: RunSection) -> int:
@@ -57,7 +57,7 @@ def choose_merge(rows: Sequence[int], fan_in: int, smallest_tier_rows: int) -> i
     """Decide how many of the newest runs to merge, or 0: size-tiered compaction of adjacent runs.
 
     `rows` are those of each run, oldest first. Runs belong to tiers: the lowest has `smallest_tier_rows`, each other
-    one is `fan_in` (at least 2) times larger than the one below. Once a tier has `fan_in` runs they become one,
+    one is `fan_in` (at least 2) times larger than the one below. Once a tier has `fan_in` runs, they become one,
     together with the smaller ones among and after them. So a row is rewritten about once per tier. Small runs that
     stand before larger ones wait for these; once there are too many, all become one earlier. So a search visits at most
     `fan_in` runs per tier.
@@ -143,7 +143,7 @@ class MergePosition(NamedTuple):
 class RunMerge:
     """A merge that can stop after every slice and resume later, even in another process.
 
-    Of each entry the newest change stays. A damaged input raises CorruptionError.
+    The newest change of each entry stays. A damaged input raises CorruptionError.
     """
 
     runs: Sequence[Run]
@@ -152,12 +152,12 @@ class RunMerge:
     is_bottom: bool
     """Whether nothing older exists, so that removals need not stay."""
     within: HashRange | None = None
-    """Only keys of these hashes stay."""
+    """Only keys with these hashes stay."""
     garbage: Garbage | None = None
     slice_rows: int = LOCAL_BLOCK_ROWS
-    """About as many input rows are in memory at once."""
+    """The approximate number of input rows that are in memory at once."""
     slice_bytes: int = BUDGET.slice_bytes
-    """About as many bytes of them."""
+    """The approximate number of bytes of input rows that are in memory at once."""
     keeps_blocks: bool = False
     """Whether the inputs' blocks stay in memory once they are read.
 
@@ -307,7 +307,7 @@ def _surviving_rows(state: StateDescriptor, rows: pa.RecordBatch, ages: Position
 
 
 def _has_collisions(keys: pa.Array, order: Positions, is_first: npt.NDArray[np.bool_]) -> bool:
-    """Whether two rows of one hash belong to different keys."""
+    """Whether two rows with one hash belong to different keys."""
     followers = np.flatnonzero(~is_first)
     if not len(followers):
         return False
@@ -318,9 +318,9 @@ def _has_collisions(keys: pa.Array, order: Positions, is_first: npt.NDArray[np.b
 def _newest_of_each(
     rows: pa.RecordBatch, shared: Positions, groups: Positions, ages: Positions
 ) -> tuple[Positions, Positions]:
-    """Of rows that share hashes those that are the newest of their entry, and not cleared by a newer run.
+    """Find among rows that share hashes those that are the newest of their entry and not cleared by a newer run.
 
-    They are sorted by group, key and entry; returns also their groups.
+    They are sorted by group, key and entry; their groups are returned, too.
     """
     picked = pa.array(shared)
     table = pa.table(

@@ -42,7 +42,7 @@ _NEVER_NULL: Final = (0, 1, 2, 3)
 
 
 class RunBytes(Protocol):
-    """The bytes of a run, read as they are needed; for the rest as an Arrow buffer."""
+    """The bytes of a run, read as they are needed; otherwise like an Arrow buffer."""
 
     @property
     def size(self) -> int:
@@ -60,7 +60,8 @@ class Run:
     Blocks are checked when they are first read, and a memory map is read only where it is searched. `name` and `offset`
     say in messages where the bytes come from. Only blocks of a stored run (`is_stored`) may be compressed; those of
     others are not copied when they are read. `on_damage` is called for a damaged block, to remove a copy that can be
-    fetched again. Of a run that `is_trusted`, as this host has written or verified it, only checksums are checked.
+    fetched again. Of a run that `is_trusted`, because this host has written or verified it, only checksums are
+    checked.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class Run:
     def _read_footer(self, buffer: pa.Buffer | RunBytes, offset: int) -> Footer:
         where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
         if buffer.size < len(MAGIC) + TAIL.size:
-            raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        # Of a run that is read in parts, the first bytes are not among those that are needed.
+            raise _damaged(f"{where}: it is too short for a run.", ErrorKind.FORMAT)
+        # If a run is read in parts, its first bytes are not among those that are needed.
         if isinstance(buffer, pa.Buffer) and buffer.slice(0, len(MAGIC)).to_pybytes() != MAGIC:
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
         tail_at = buffer.size - TAIL.size
@@ -117,21 +118,21 @@ class Run:
         evolved = self._evolved.get(state.name)
         if evolved is None or evolved.state != state:
             if not can_read(section.state, state):
-                raise _damaged(f"{self.name}: holds {section.state} where {state} is expected.", ErrorKind.FORMAT)
+                raise _damaged(f"{self.name}: it holds {section.state} where {state} is expected.", ErrorKind.FORMAT)
             blocks: list[RunBlock] = [_EvolvedBlock(block, section.state, state) for block in section.blocks]
             evolved = self._evolved[state.name] = RunSection(state, blocks)
         return evolved
 
     def of_states(self, names: Collection[str] | None) -> Run:
-        """The run without all states but these, by declared name; itself if that is None."""
+        """The run with only the states of these declared names; the run itself for None."""
         if names is None or all(plain_name(name) in names for name in self.sections):
             return self
         return self._with({name: section for name, section in self.sections.items() if plain_name(name) in names})
 
     def searched(self, name: str, hashes: Hashes, keep: Callable[[pa.RecordBatch], pa.Array] | None = None) -> Run:
-        """One state's rows with some hashes, which ascend, in memory; the blocks are read one by one and not kept.
+        """The rows of one state that have some hashes, as a run in memory; the blocks are read one by one and not kept.
 
-        `keep` makes a mask of the rows that are wanted among them.
+        The hashes ascend. `keep` makes a mask of the rows that are wanted among them.
         """
         section = self.sections.get(name)
         if section is None:
@@ -153,7 +154,7 @@ class Run:
         return found
 
     def byte_ranges(self, within: HashRange | None = None) -> list[tuple[int, int]]:
-        """Where the blocks are that may hold hashes of a range: first byte, and the one after the last."""
+        """The positions of the blocks that may hold hashes of a range: first byte, and the one after the last."""
         first, last = (0, (1 << 64) - 1) if within is None else (within.first, within.last)
         return [block.byte_range for section in self.sections.values() for block in section.blocks_between(first, last)]
 
@@ -190,7 +191,7 @@ class RunSection:
     def blocks_of(self, hashes: Hashes) -> Iterator[tuple[RunBlock, int, int]]:
         """Blocks that may hold some of `hashes`, which ascend.
 
-        With each come the position of the first of these hashes, and the one after the last.
+        Each comes with the position of the first of these hashes, and the one after the last.
         """
         if not len(hashes):
             return
@@ -226,7 +227,7 @@ class RunBlock:
         self._schema = schema
 
     def expired_rows(self, now_ms: int) -> int:
-        """At least so many rows have expired, by the run's footer."""
+        """The number of rows that have expired at least, according to the run's footer."""
         return self._stored.expired_rows(now_ms)
 
     @property
@@ -240,7 +241,7 @@ class RunBlock:
         return self.load()
 
     def take(self, rows: Positions, first_column: int = 0) -> pa.RecordBatch:
-        """Some of the rows, in ascending order; without the columns before one."""
+        """Some of the rows, in ascending order, without the columns before `first_column`."""
         batch = self.batch
         return _picked(batch.select(range(first_column, batch.num_columns)) if first_column else batch, rows)
 
@@ -248,7 +249,7 @@ class RunBlock:
         """Read the rows without keeping them; CorruptionError if the bytes have changed since they were written."""
         source, stored = self._source, self._stored
         if stored.offset + stored.length > source.buffer.size:
-            raise self._found_damaged("reaches beyond the run's end", ErrorKind.FORMAT)
+            raise self._found_damaged("it reaches beyond the run's end", ErrorKind.FORMAT)
         data = source.buffer.slice(stored.offset, stored.length)
         if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
             raise self._found_damaged(f"its {stored.length} bytes are damaged", ErrorKind.CHECKSUM)
@@ -338,7 +339,7 @@ class RunBlock:
 
     @cached_property
     def _widths(self) -> tuple[int, list[pa.Array]]:
-        """The bytes of a row in the columns whose values are all of one size, and the other columns."""
+        """The bytes of a row in the columns whose values all have one size, and the other columns."""
         one, fixed_bytes, others = np.array([1]), 0, []
         for column in self.batch.columns:
             if pa.types.is_primitive(column.type):
@@ -382,7 +383,7 @@ class _HeldBlock(RunBlock):
 
 
 class _EvolvedBlock(RunBlock):
-    """A block of a state whose fields have changed since; values are converted when rows are taken or loaded."""
+    """A block of a state whose fields have changed; values are converted when rows are taken or loaded."""
 
     def __init__(self, block: RunBlock, stored: StateDescriptor, wanted: StateDescriptor) -> None:
         super().__init__(block._source, block._stored, block._schema)

@@ -49,7 +49,7 @@ class StateLife(StrEnum):
 
 
 class TimeDomain(StrEnum):
-    """The clock that counts: the batches' processing time, or the watermark."""
+    """The clock that counts: the processing time of batches, or the watermark."""
 
     PROCESSING = "processing"
     EVENT = "event"
@@ -93,7 +93,7 @@ class StateDescriptor:
 
     @classmethod
     def from_stored(cls, stored: StateSchema) -> StateDescriptor:
-        """Decode a stored description; raises CorruptionError if it is none."""
+        """Decode a stored description; raises CorruptionError if it is malformed."""
         with reading_description(stored.name):
             entry = decode_schema(stored.entry_schema) if stored.entry_schema else None
             expires_by = TimeDomain(stored.expires_by) if stored.expires_by else None
@@ -138,7 +138,7 @@ def encode_schema(schema: pa.Schema) -> bytes:
 
 
 def decode_schema(data: bytes) -> pa.Schema:
-    """Decode a schema from an Arrow IPC message; raises CorruptionError if it is none, or has types that are code."""
+    """Decode a schema from an Arrow IPC message; CorruptionError if it is malformed, or has types that are code."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         require_plain(schema)
@@ -149,7 +149,7 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 @contextmanager
 def reading_description(name: str) -> Iterator[None]:
-    """Report a value that the description of a state cannot have as damage."""
+    """Report as damage a value that the description of a state cannot have."""
     try:
         yield
     except CorruptionError:
@@ -213,11 +213,11 @@ class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
     expiries: list[int] = []
     """The times by which one, two and more eighths of the rows expire, rounded up; ends before the first that never do.
 
-    Eighths tell a merge how much it would leave out, without a look at the rows.
+    From the eighths, a merge knows how much it would leave out, without a look at the rows.
     """
 
     def expired_rows(self, now_ms: int) -> int:
-        """At least so many rows have expired."""
+        """The number of rows that have expired at least."""
         return -(-self.rows * bisect_right(self.expiries, now_ms) // EIGHTHS)
 
 

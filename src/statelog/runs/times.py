@@ -16,7 +16,7 @@ from statelog.runs.schema import TimeDomain
 NO_TIME_MS: Final = -(1 << 63)
 """Before all times: the watermark before any row, and the mark of timers before any has fired."""
 LAST_MS: Final = (1 << 63) - 1
-"""The last time of 64 bits, which never comes."""
+"""The last time in 64 bits, which never comes."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Moment:
     watermark_ms: int
     """Timers up to it fire."""
     late_watermark_ms: int = NO_TIME_MS
-    """The watermark of the batch before; rows up to it are late."""
+    """The watermark of the previous batch; rows up to it are late."""
 
     def now_ms(self, domain: TimeDomain) -> int:
         """The time by one of the two clocks."""
@@ -38,8 +38,8 @@ class Moment:
 class Watermark:
     """An operator's own watermark: the largest event time seen in all its subtasks minus a delay.
 
-    It advances between batches, is stored in the checkpoint and never goes back, whatever the parallelism. It does not
-    need Spark's ``withWatermark``, but works beside it.
+    It advances between batches, is stored in the checkpoint and never goes backward, whatever the parallelism. It does
+    not need Spark's ``withWatermark``, but works alongside it.
 
     Parameters
     ----------
@@ -47,20 +47,22 @@ class Watermark:
         The input column with the event time, a timestamp.
     delay : int, timedelta or str, or a sequence of them
         How much later than the newest row a row may come: milliseconds, a timedelta, or words such as "10 seconds".
-        With several inputs there may be a delay for each.
+        With several inputs, each may have its own delay.
     inputs : int
-        Number of inputs, if the operator reads a union of several. Their smallest watermark counts, and until each
-        input has had a row there is none.
+        Number of inputs, if the operator reads a union of several. The smallest of their watermarks counts; there is
+        none until each input has had a row.
     input_column : str, optional
-        The column with the number of a row's input, an integer from 0 to `inputs` - 1. Required
-        with several inputs, not allowed with one.
+        The column with the number of a row's input, an integer from 0 to `inputs` - 1. Required with several inputs,
+        not allowed with one.
     max_ahead : int, timedelta or str, optional
         How far ahead of its batch's processing time a row may be to move the watermark: milliseconds, a timedelta, or
-        words. One with a later event time is handled like any other and does not move it; by default all rows do.
+        words. A row with a later event time is handled like any other but does not move the watermark; by default all
+        rows do.
     idle : int, timedelta or str, or a sequence of them, optional
-        For several inputs, also the two sides of a join: an input without rows for so long in processing time, as
-        milliseconds, a timedelta, or words, does not hold the watermark back until it has rows again. There may be one
-        for each input, None for never. It needs ``Options(heartbeat_s=...)``. By default the watermark waits for all.
+        For several inputs, including the two sides of a join: an input that has had no rows for this long in processing
+        time (milliseconds, a timedelta, or words) does not hold back the watermark until it has rows again. There may
+        be one value for each input, None for never. Requires ``Options(heartbeat_s=...)``. By default the watermark
+        waits for all inputs.
 
     Raises
     ------
@@ -80,7 +82,7 @@ class Watermark:
         delays_ms = tuple(in_milliseconds(delay, "The watermark's delay", least=0) for delay in of_each)
         if isinstance(self.delay, (list, tuple)) and (not delays_ms or len(delays_ms) != self.inputs):
             raise ConfigurationError(
-                f"The watermark has {len(delays_ms)} delays and {self.inputs!r} inputs.",
+                f"The watermark has {len(delays_ms)} delays but {self.inputs!r} inputs.",
                 hint="Give one delay for all inputs, or one for each.",
             )
         object.__setattr__(self, "delay", delays_ms if len(delays_ms) > 1 else delays_ms[0])
@@ -89,8 +91,8 @@ class Watermark:
             object.__setattr__(self, "max_ahead", ahead_ms)
         if isinstance(self.idle, (list, tuple)) and (not self.idle or len(self.idle) != self.inputs):
             raise ConfigurationError(
-                f"The watermark has {len(self.idle)} values of idle and {self.inputs!r} inputs.",
-                hint="Give one for all inputs, or one for each.",
+                f"The watermark has {len(self.idle)} values of idle but {self.inputs!r} inputs.",
+                hint="Give one value for all inputs, or one for each.",
             )
         of_each_idle = list(self.idle) if isinstance(self.idle, (list, tuple)) else [self.idle]
         idle_ms = tuple(
@@ -118,7 +120,7 @@ class Watermark:
 
     @property
     def idle_of_inputs_ms(self) -> tuple[int | None, ...]:
-        """After how many milliseconds of silence each input is idle; None for never."""
+        """The milliseconds without rows after which each input is idle; None for never."""
         given = self.idle if isinstance(self.idle, tuple) else (self.idle,) * self.inputs
         return tuple(idle if isinstance(idle, int) else None for idle in given)
 
@@ -131,7 +133,7 @@ class Watermark:
 
 @dataclass(frozen=True)
 class Ttl:
-    """How long the entries of a state live; each value, list element and map entry on its own.
+    """How long the entries of a state live: each value, list element and map entry separately.
 
     Spark's ``ttlDurationMs`` is ``Ttl(duration)``; the other parameters are those that Flink's StateTtlConfig adds.
 
@@ -139,7 +141,7 @@ class Ttl:
     ----------
     duration : int, timedelta or str
         Lifetime after the last write: milliseconds, at least 1, a timedelta, or words such as "1 hour 30 minutes". An
-        entry whose lifetime would end after the last time of 64 bits never expires.
+        entry whose lifetime would end after the last time in 64 bits never expires.
     time : {"processing", "event"}
         The clock that counts. In processing time an entry lives until the batch's time reaches its last write plus the
         duration. In event time it lives until the watermark reaches the event time of its last write plus the duration.
@@ -180,6 +182,6 @@ def expiry_ms(ttl: Ttl, since_ms: int) -> int:
 
 
 def expiries_ms(ttl: Ttl, since_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """When entries that were written at some times expire, each as :func:`expiry_ms`."""
+    """When entries that were written at some times expire, each as in :func:`expiry_ms`."""
     # A sum beyond 64 bits would wrap around.
     return np.minimum(since_ms, LAST_MS - ttl.duration_ms) + ttl.duration_ms

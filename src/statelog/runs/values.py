@@ -50,8 +50,8 @@ _TESTED: Final = {"is_text": is_text, "longest": _LONGEST}
 class FieldCodec:
     """How one field is stored and read.
 
-    From its write to its column a value is *held*, as it would be read back or in the storage type. Nothing can change
-    a held value, and a column can be made of it.
+    Between its write and its column a value is *held*: in the form in which it would be read back, or in the storage
+    type. A held value cannot change, and a column can be made of it.
     """
 
     name: str
@@ -60,7 +60,7 @@ class FieldCodec:
     exact: type | None = None
     """Values of exactly this class are stored as they are; others are converted one by one.
 
-    None if every value must be converted, as mutable ones must.
+    None if every value must be converted, as mutable values must be.
     """
     to_storage: Convert | None = None
     """Converts a value for Arrow; None stays None. Raises one of `MISFITS`."""
@@ -73,9 +73,9 @@ class FieldCodec:
     make_column: MakeColumn | None = None
     """Makes a column of held values, as :func:`statelog.runs.byte_slices.to_array` does by default."""
     plain: type | None = None
-    """Of values of exactly this class, held or not, the right column is made, or none: then it raises a misfit."""
+    """Values of exactly this class, held or not, become the right column, or making the column raises a misfit."""
     values: ColumnValues = _DICTS
-    """Makes the values that users see of a column."""
+    """Makes the values that users see from a column."""
 
     def normalize(self, value: Any) -> Any:
         """The value as it would be read back, sharing nothing mutable with `value`; raises one of `MISFITS`."""
@@ -159,9 +159,9 @@ class RowCodec:
             copy if field.from_storage is None else field.normalize for field, copy in zip(fields, copies, strict=True)
         ]
         self.copied = _rows_with(copies)
-        """Makes a copy of a row that the user could change, else returns the row."""
+        """Makes a copy of a row that the user could change; returns any other row itself."""
         self.read_held = _rows_with(reads)
-        """Makes of a held row what would be read back; the user may change it."""
+        """Makes from a held row the row that would be read back; the user may change it."""
 
     def _held(self, row: Any) -> tuple[Any, ...]:
         if type(row) is tuple and len(row) == len(self._holds):
@@ -177,7 +177,7 @@ class RowCodec:
         if not isinstance(row, (tuple, list)) or len(row) != len(self.fields):
             names = ", ".join(f"{field.name} {field.declared or field.type}" for field in self.fields)
             count = f" of {len(row)} values" if isinstance(row, (tuple, list)) else ""
-            hint = "A single value is wrapped as (value,)." if len(self.fields) == 1 else "Give a value for each field."
+            hint = "Wrap a single value as (value,)." if len(self.fields) == 1 else "Give a value for each field."
             raise ProcessorError(
                 f"{self.subject} takes a tuple of {len(self.fields)} ({names}), not {shown_value(row)}{count}.",
                 kind=ErrorKind.VALUE_MISMATCH,
@@ -266,7 +266,7 @@ def _exact_first(field: FieldCodec) -> Convert:
 def _as_is_first(fields: Sequence[FieldCodec], convert: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:
     """A function that returns tuples of values that are stored as they are; all other rows are for `convert`.
 
-    It runs for every update, so its text is made of the schema, without a loop over the fields.
+    It runs for every update, so its text is made from the schema, without a loop over the fields.
     """
     tests = ["type(row) is tuple", f"len(row) == {len(fields)}"]
     tests += [field.test_of(f"row[{place}]", f"exact_{place}") for place, field in enumerate(fields)]

@@ -31,9 +31,9 @@ from statelog.runs.schema import (
 )
 
 STORED_BLOCK_ROWS: Final = 16_384
-"""Rows per block of a stored run: small enough that a rescaled subtask reads little it does not need."""
+"""Rows per block of a stored run: few enough that a rescaled subtask reads little that it does not need."""
 STORED_BLOCK_BYTES: Final = 1 << 19
-"""Bytes of such a block as columns, unless it is of one hash: a look-up reads a block of each run."""
+"""Bytes of such a block as columns, unless all its rows have one hash: a look-up reads a block of each run."""
 LOCAL_BLOCK_ROWS: Final = 1 << 20
 """Rows per block of a local run: a search visits few blocks, and a merge holds one per input."""
 
@@ -52,14 +52,14 @@ class StateChanges:
 
 
 class RunWriter:
-    """Writes a run block by block, so that it may exceed the memory.
+    """Writes a run block by block, so that it may be larger than the memory.
 
     Order of calls: :meth:`add` for every batch, those of one state in order of hash, then :meth:`finish`. `sink` must
-    be at its start; with `written`, the footer of an unfinished run that is in the sink, at its end. `compression` is
+    be at its start; with `written`, the footer of an unfinished run in the sink, at its end. `compression` is
     ``lz4``, ``zstd`` or None; uncompressed blocks can be mapped.
 
-    A block has `block_rows` rows, or `whole_bytes` as columns, or more where it would part rows of one hash. Such rows
-    are parted only if they exceed `block_bytes` as columns, by default also `whole_bytes`.
+    A block has `block_rows` rows, or `whole_bytes` as columns, or more where it would split rows of one hash. Such rows
+    are split only if they exceed `block_bytes` as columns, by default also `whole_bytes`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class RunWriter:
             start = end
 
     def _end_of_hash(self, start: int, hashes: Hashes, ends: Positions) -> int:
-        """The end of a block of one hash."""
+        """The end of a block whose rows have one hash."""
         end = int(np.searchsorted(hashes, hashes[start], "right"))
         if ends[end] - ends[start] <= self._block_bytes:
             return end

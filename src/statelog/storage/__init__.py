@@ -7,7 +7,7 @@ the same name exactly one wins. With these two the log always has a single owner
 The life of a store:
 
 1. A user writes a location. `location` parses it, and `open` makes its store: one of the two below, or one that a
-   user has registered. `open` also tells which locations are one place.
+   user has registered. `open` also says which locations name the same place.
 2. `local` keeps objects as files (system calls: `posix`), `objects` keeps them in a bucket (clients: `object_client`,
    credentials of a profile: `aws_profile`, meaning of failures: `object_errors`). Both make each request once.
 3. `retry` wraps the store of a bucket: it attempts a request until it succeeds or its policy ends it. `hedging` decides
@@ -20,7 +20,7 @@ Words:
 - location: a directory or a folder in a bucket, as users write it.
 - object: bytes with a name; a name is used once. `names` makes names from users' texts.
 - attempt (at a request): one try. After a transient failure another attempt makes sense.
-- hedge: an attempt that starts beside a slow one; the first to succeed counts.
+- hedge: an attempt that starts while a slow one is in progress; the first to succeed counts.
 
 This package imports only `clock`, `errors`, `files` and `metrics`.
 """

@@ -25,13 +25,13 @@ class Cluster:
     """How a cluster is reached."""
 
     name_nodes: tuple[str, ...]
-    """Addresses of the NameNodes, such as ``http://host:9870``; of several one is active."""
+    """Addresses of the NameNodes, such as ``http://host:9870``; if there are several, one is active."""
     identity: tuple[tuple[str, str], ...]
     """Parameters of a request that say who makes it."""
 
 
 def find_cluster(authority: str) -> Cluster:
-    """The cluster of a location's name service, or of its host and port, by Hadoop's settings and the environment.
+    """Find the cluster of a location's name service, or of its host and port, in Hadoop's settings and the environment.
 
     Raises ConfigurationError if the settings cannot be read.
     """
@@ -40,7 +40,7 @@ def find_cluster(authority: str) -> Cluster:
 
 
 def says_sync_on_close() -> bool:
-    """Whether DataNodes sync a block's folder when the block is closed, by this host's settings: theirs may differ."""
+    """Whether DataNodes sync a block's folder when the block is closed, by this host's settings; theirs may differ."""
     return _settings().get("dfs.datanode.synconclose", "").lower() == "true"
 
 
@@ -48,7 +48,7 @@ def says_sync_on_close() -> bool:
 
 
 def _settings() -> dict[str, str]:
-    """What the files of ``HADOOP_CONF_DIR`` say, or of the installation that ``HADOOP_HOME`` names."""
+    """The settings in the files of ``HADOOP_CONF_DIR``, or of the installation that ``HADOOP_HOME`` names."""
     folder = os.environ.get("HADOOP_CONF_DIR")
     if not folder and (home := os.environ.get("HADOOP_HOME")):
         folder = f"{home}/etc/hadoop"
@@ -61,7 +61,7 @@ def _settings() -> dict[str, str]:
         except (OSError, ElementTree.ParseError) as error:
             raise ConfigurationError(
                 f"Hadoop's settings in {path} cannot be read: {error}.",
-                hint="HADOOP_CONF_DIR must name a folder with Hadoop's core-site.xml and hdfs-site.xml.",
+                hint="Set HADOOP_CONF_DIR to a folder with Hadoop's core-site.xml and hdfs-site.xml.",
             ) from None
         for one in root.iter("property"):
             found[one.findtext("name", "").strip()] = one.findtext("value", "").strip()
@@ -83,7 +83,7 @@ def _name_nodes(authority: str, settings: Mapping[str, str]) -> Iterator[str]:
 
 
 def _address(scheme: str, setting: str, host: str) -> str:
-    """The address of a NameNode; `setting` may be empty, or name any host."""
+    """The address of a NameNode; `setting` may be empty, or have the host 0.0.0.0."""
     named, _, port = setting.rpartition(":")
     if named and named != "0.0.0.0":
         host = named
@@ -104,17 +104,17 @@ def _with_port(authority: str) -> str:
 
 def _identity(authority: str, settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     if settings.get("hadoop.security.authentication", "simple") == "simple":
-        # Executors have the driver's user as SPARK_USER; the process may be of another one, as on YARN.
+        # Executors get the driver's user as SPARK_USER; the process may run as another user, as on YARN.
         named = os.environ.get("HADOOP_USER_NAME") or os.environ.get("SPARK_USER")
         return (("user.name", named or getpass.getuser()),)
     where = os.environ.get("HADOOP_TOKEN_FILE_LOCATION")
     hint = (
-        "YARN gives its containers such a file. Elsewhere make one (hdfs fetchdt FILE) and name it in the environment"
+        "YARN gives its containers such a file. Elsewhere create one (hdfs fetchdt FILE) and name it in the environment"
         " of driver and executors; see docs/hdfs.md."
     )
     if not where:
         raise ConfigurationError(
-            f"hdfs://{authority} asks for Kerberos, and HADOOP_TOKEN_FILE_LOCATION names no file with a delegation"
+            f"hdfs://{authority} requires Kerberos, but HADOOP_TOKEN_FILE_LOCATION names no file with a delegation"
             " token.",
             hint=hint,
         )
@@ -130,7 +130,7 @@ def _identity(authority: str, settings: Mapping[str, str]) -> tuple[tuple[str, s
 
 
 def _services(authority: str) -> set[str]:
-    """Under which names Hadoop keeps the token of a cluster."""
+    """The names under which Hadoop keeps the token of a cluster."""
     full = _with_port(authority)
     found = {f"ha-hdfs:{authority}", full}
     host, _, port = full.rpartition(":")
@@ -165,11 +165,11 @@ _MAGIC: Final = b"HDTS"
 def read_tokens(data: bytes) -> list[Token]:
     """Read a file of tokens as Hadoop writes it, in its older or its newer format; ValueError if it is malformed."""
     if data[:4] != _MAGIC or len(data) < 5 or data[4] > 1:
-        raise ValueError("it is not a Hadoop token file")
+        raise ValueError("the file is not a Hadoop token file")
     try:
         return list(_read_older(data) if data[4] == 0 else _read_newer(data))
     except (IndexError, KeyError, UnicodeDecodeError) as error:
-        raise ValueError("it ends too early, or is damaged") from error
+        raise ValueError("the file ends too early, or is damaged") from error
 
 
 def _read_older(data: bytes) -> Iterator[Token]:
@@ -184,7 +184,7 @@ def _read_older(data: bytes) -> Iterator[Token]:
 
 
 def _read_newer(data: bytes) -> Iterator[Token]:
-    """Read Protocol Buffers: a list of tokens with their aliases, of fields that are byte strings alone."""
+    """Read the Protocol Buffers format: a list of tokens with their aliases. All fields are byte strings."""
     length, at = _read_varint(data, 5)
     for number, entry in _fields(_cut(data, at, length)):
         if number == 1:
@@ -199,7 +199,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
     while at < len(data):
         tag, at = _read_varint(data, at)
         if tag & 7 != 2:
-            raise ValueError("it has fields of another kind")
+            raise ValueError("the file has fields that are not byte strings")
         length, at = _read_varint(data, at)
         yield tag >> 3, _cut(data, at, length)
         at += length
@@ -222,7 +222,7 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
         return first, at + 1
     size = 256 - first - 112
     if not 1 <= size <= 8:
-        raise ValueError("it has a negative length")
+        raise ValueError("the file has a negative length")
     return int.from_bytes(_cut(data, at + 1, size), "big"), at + 1 + size
 
 

@@ -1,4 +1,4 @@
-"""A store in a folder of HDFS, by its REST interface WebHDFS, which needs no JVM."""
+"""A store in a folder of HDFS, accessed through the REST interface WebHDFS, which needs no JVM."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from statelog.storage.store import ObjectInfo, Store
 Method = Literal["GET", "PUT", "DELETE"]
 
 
-# ---- Requests: first to the active NameNode; it sends those with data on to a DataNode ----
+# ---- Requests: first to the active NameNode, which redirects those with data to a DataNode ----
 
 
 _CONNECT_S: Final = 5.0
 _ROUNDS: Final = 8
-"""How often a NameNode is asked for a DataNode; it may take a dead one for alive for ten minutes."""
+"""How often a NameNode is asked for a DataNode; for ten minutes it may consider a dead one alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Reply:
     body: bytes
 
     def json(self, *keys: str) -> Any:
-        """The value below some keys of a JSON object."""
+        """The value at a path of keys in a JSON object."""
         found = json.loads(self.body)
         for key in keys:
             found = found[key]
@@ -53,7 +53,7 @@ class RefusedError(Exception):
         self.exception = exception
         """Simple name of the Java exception; empty if the answer has none."""
         self.reason = reason
-        """The cluster's words, on one line."""
+        """The cluster's message, on one line."""
 
 
 class UnansweredError(Exception):
@@ -65,11 +65,11 @@ _INACTIVE: Final = frozenset(("StandbyException", "ObserverRetryOnActiveExceptio
 
 
 _ACTIVE: Final[dict[tuple[str, ...], int]] = {}
-"""By the NameNodes of a cluster, which of them this process asks first."""
+"""For the NameNodes of a cluster, the index of the one that this process asks first."""
 
 
 class Requests:
-    """Makes the requests to a cluster; each has connections of its own, which do not wait longer than `timeout_s`."""
+    """Makes requests to a cluster. Each request has its own connections, which wait no longer than `timeout_s`."""
 
     def __init__(self, cluster: Cluster, timeout_s: float) -> None:
         self._cluster = cluster
@@ -78,9 +78,9 @@ class Requests:
     def make(self, method: Method, path: str, operation: str, body: memoryview | None = None, **how: str) -> Reply:
         """Make a request to the active NameNode; with a body, or for ``OPEN``, data is exchanged with a DataNode.
 
-        The next NameNode gets the request if one accepts no connection, or the answer is that it is not active. A
-        DataNode says so too, as a NameNode that is not active sends writes on to it. The one that has answered is asked
-        first the next time, and one that does not answer last.
+        The next NameNode gets the request if one accepts no connection or is not active. A DataNode may also report
+        that the NameNode is not active, because an inactive NameNode redirects writes to it. The NameNode that has
+        answered is asked first the next time, and one that does not answer is asked last.
         """
         nodes, parameters = self._cluster.name_nodes, {"op": operation, **how}
         first = _ACTIVE.get(nodes, 0)
@@ -104,7 +104,7 @@ class Requests:
     def _exchange(
         self, address: str, method: Method, path: str, parameters: dict[str, str], body: memoryview | None
     ) -> Reply:
-        """Make a request to one NameNode; it is asked for another DataNode while those that it names are dead."""
+        """Make a request to one NameNode; while the DataNodes that it names are unreachable, ask for another."""
         unreachable: set[str] = set()
         failure = ""
         for _ in range(_ROUNDS):
@@ -120,10 +120,10 @@ class Requests:
             except _NoConnectionError as error:
                 unreachable.add(str(urlsplit(target).hostname))
                 failure = str(error)
-        raise UnansweredError(f"of the DataNodes that the NameNode names none accepts a connection: {failure}")
+        raise UnansweredError(f"none of the DataNodes that the NameNode names accepts a connection: {failure}")
 
     def _send(self, method: Method, url: str, body: memoryview | None) -> tuple[Reply, str]:
-        """Send a request to one address; the text is the address that it is to be sent to instead, if any."""
+        """Send a request to one address. The text is the address that the request is redirected to, if any."""
         where = urlsplit(url)
         host = f"{where.hostname}:{where.port}"
         kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
@@ -162,14 +162,14 @@ def _refusal(status: int, reason: str, body: bytes) -> RefusedError:
 
 
 def _one_line(message: str) -> str:
-    """The first line of a message, without Java's stack trace behind it."""
+    """The first line of a message, without the Java stack trace that follows."""
     return message.partition("\n")[0][:_LONGEST].rstrip(". ")
 
 
 # ---- The store ----
 
 
-# Hadoop's own size of a block.
+# Hadoop's default block size.
 _BLOCK_BYTES: Final = 128 << 20
 _WHOLE_BLOCKS: Final = 1 << 20
 _LONGEST: Final = 300
@@ -178,13 +178,13 @@ _LONGEST: Final = 300
 class HdfsStore(Store):
     """Objects as files below a folder of HDFS, which the first write creates.
 
-    An object is written to a temporary file beside its place, as one block, which every DataNode that gets a copy syncs
-    to its disk when it closes it. Then the file is renamed. The NameNode renames atomically, and without overwriting a
-    file if it is asked so. Temporary files of killed writers stay until :meth:`remove_unfinished`: :meth:`list` hides
-    them. `new_token` makes their names. Files and directories are private to their owner.
+    An object is written as one block to a temporary file in the same directory. Every DataNode that gets a copy syncs
+    the block to its disk when the block is closed. Then the file is renamed. The NameNode renames atomically and, if
+    asked to, without overwriting a file. Temporary files of killed writers stay until :meth:`remove_unfinished`:
+    :meth:`list` hides them. `new_token` makes their names. Files and directories are private to their owner.
 
-    Each process reads Hadoop's settings and credentials from its environment, for each call anew; pickled, the store
-    carries only its location and `timeout_s`, the limit of a wait for an answer.
+    Each process reads Hadoop's settings and credentials from its environment, anew for each call. A pickled store
+    carries only its location and `timeout_s`, the longest wait for an answer.
 
     A call is made once; :class:`statelog.storage.retry.RetryingStore` knows which ones may be repeated. If the answer
     to a rename is lost, the file at its target shows the outcome.
@@ -220,7 +220,7 @@ class HdfsStore(Store):
             try:
                 return requests.make("GET", path, "OPEN", None, offset=str(offset), **part).body
             except RefusedError as error:
-                if "out of the range" in error.reason:  # it begins behind the last byte
+                if "out of the range" in error.reason:  # the range begins after the last byte
                     return b""
                 raise
 
@@ -240,7 +240,7 @@ class HdfsStore(Store):
         for path, name in paths.items():
             with self._requests("delete", name) as requests:
                 _remove(requests, path)
-        # Directories count for a quota, so they go as soon as they are empty.
+        # Directories count toward a quota, so they are removed as soon as they are empty.
         for directory in sorted({path.rpartition("/")[0] for path in paths}):
             with self._requests("delete from", directory[len(self._root) + 1 :]) as requests:
                 while directory != self._root and _remove(requests, directory):
@@ -270,7 +270,7 @@ class HdfsStore(Store):
         return path
 
     def _write(self, operation: str, name: str, data: bytes | memoryview, *, overwrites: bool) -> bool:
-        """Write an object; False if a file has its name and is not to be overwritten."""
+        """Write an object; False if a file has its name and must not be overwritten."""
         path, view = self._path(name), memoryview(data).cast("B")
         temporary = f"{path.rpartition('/')[0]}/.{self._new_token()}.tmp"
         with self._requests(operation, name) as requests:
@@ -290,9 +290,9 @@ class HdfsStore(Store):
 
     @contextmanager
     def _requests(self, operation: str, name: str, *, missing: bool = False) -> Iterator[Requests]:
-        """Give the means for requests, and turn their errors into StorageErrors.
+        """Provide the means for requests, and turn their errors into StorageErrors.
 
-        With `missing`, a missing file has a kind of its own.
+        With `missing`, the error of a missing file is of kind ``object-missing``.
         """
         where = f"{operation} {self._location}/{name}"
         try:
@@ -301,12 +301,12 @@ class HdfsStore(Store):
             raise StorageError(
                 f"{where} failed: {error}.",
                 kind=ErrorKind.STORE_UNAVAILABLE,
-                hint="If it persists, check the location's host, dfs.namenode.http-address in the files of"
-                " HADOOP_CONF_DIR on this host, and whether WebHDFS is open to it; see docs/hdfs.md.",
+                hint="If this persists, check the location's host, dfs.namenode.http-address in the files of"
+                " HADOOP_CONF_DIR on this host, and whether this host can reach WebHDFS; see docs/hdfs.md.",
             ) from None
         except RefusedError as error:
             if missing and error.exception in _ABSENT:
-                kind, hint = ErrorKind.OBJECT_MISSING, "It was deleted, or the location is wrong."
+                kind, hint = ErrorKind.OBJECT_MISSING, "Check the location: it is wrong, or the object was deleted."
             else:
                 kind, hint = _judge(error)
             raise StorageError(f"{where} failed: {error}.", kind=kind, hint=hint) from None
@@ -314,9 +314,9 @@ class HdfsStore(Store):
 
 def _bad_name(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{name!r} is not a name of an object in HDFS.",
-        hint="Names are relative, with '/' between their parts, without colons, control characters, empty, '.', '..' or"
-        " '.snapshot' parts.",
+        f"{name!r} is not a valid object name in HDFS.",
+        hint="Use a relative name with '/' between its parts, without colons or control characters. No part may be"
+        " empty, '.', '..' or '.snapshot'.",
     )
 
 
@@ -334,9 +334,9 @@ def _require_file(requests: Requests, path: str) -> int:
 
 
 def _create(requests: Requests, path: str, data: memoryview) -> None:
-    """Write a file, and sync it; its directory is made if it is missing, with the permissions of the one above.
+    """Write a file and sync it. A missing directory is created with the permissions of its parent.
 
-    The file is one block, as HDFS syncs a block when it is closed.
+    The file is one block, because HDFS syncs a block when it is closed.
     """
     blocks = -(-len(data) // _WHOLE_BLOCKS) * _WHOLE_BLOCKS
     requests.make(
@@ -348,7 +348,7 @@ def _create(requests: Requests, path: str, data: memoryview) -> None:
 
 
 def _rename(requests: Requests, source: str, target: str, data: memoryview, overwrites: bool) -> bool:
-    """Rename a file whose content is `data`; False if there is a file that is not to be overwritten."""
+    """Rename a file whose content is `data`; False if the target exists and must not be overwritten."""
     try:
         requests.make("PUT", source, "RENAME", destination=target, renameoptions="OVERWRITE" if overwrites else "NONE")
         return True
@@ -382,7 +382,7 @@ def _walk(requests: Requests, directory: str, start: str) -> Iterator[_File]:
         except RefusedError as error:
             if error.exception not in _ABSENT:
                 raise
-            break  # also of a directory that has vanished meanwhile
+            break  # also if the directory has vanished in the meantime
         part = listed.json("DirectoryListing")
         for status in part["partialListing"]["FileStatuses"]["FileStatus"]:
             after = status["pathSuffix"]
@@ -414,22 +414,22 @@ def _judge(error: RefusedError) -> tuple[ErrorKind, str]:
     """The kind of a refusal, and what to do about it."""
     name = error.exception
     if name == "RetriableException" and "too busy" in error.reason:
-        return ErrorKind.STORE_BUSY, "The NameNode asks for fewer requests."
+        return ErrorKind.STORE_BUSY, "Reduce the load: the NameNode asks for fewer requests."
     if name == "SafeModeException" or "safe mode" in error.reason:
-        return ErrorKind.STORE_UNAVAILABLE, "It may be temporary: hdfs dfsadmin -safemode get shows the mode."
+        return ErrorKind.STORE_UNAVAILABLE, "Run hdfs dfsadmin -safemode get: the safe mode may be temporary."
     if name in _INACTIVE or name == "RetriableException":
         return ErrorKind.STORE_UNAVAILABLE, "No NameNode is active, perhaps briefly: hdfs haadmin -getAllServiceState."
     if "minReplication nodes" in error.reason or "Failed to find datanode" in error.reason:
-        return ErrorKind.STORE_UNAVAILABLE, "Too few DataNodes are there, or they are full: hdfs dfsadmin -report."
+        return ErrorKind.STORE_UNAVAILABLE, "Too few DataNodes are alive, or they are full: run hdfs dfsadmin -report."
     if name.endswith("QuotaExceededException") or name == "QuotaByStorageTypeExceededException":
         return ErrorKind.STORE_FAILED, "Raise the quota (hdfs dfsadmin -setQuota, -setSpaceQuota), or delete files."
     if error.status == 401 or name in ("InvalidToken", "SecurityException", "AuthenticationException"):
         return ErrorKind.STORE_FAILED, (
-            "The cluster asks for Kerberos: HADOOP_CONF_DIR must name its settings, and HADOOP_TOKEN_FILE_LOCATION a"
-            " file with a delegation token that is still valid; see docs/hdfs.md."
+            "The cluster requires Kerberos: set HADOOP_CONF_DIR to the folder of its settings, and"
+            " HADOOP_TOKEN_FILE_LOCATION to a file with a delegation token that is still valid; see docs/hdfs.md."
         )
     if name == "AccessControlException":
-        return ErrorKind.STORE_FAILED, "That user must own the folder, or be allowed to read and write there."
+        return ErrorKind.STORE_FAILED, "Make that user the owner, or allow the user to read and write the folder."
     if error.status >= 500 and name not in ("IllegalArgumentException", "UnsupportedOperationException"):
-        return ErrorKind.STORE_UNAVAILABLE, "If it persists, see the NameNode's and the DataNodes' logs."
+        return ErrorKind.STORE_UNAVAILABLE, "If this persists, see the NameNode's and the DataNodes' logs."
     return ErrorKind.STORE_FAILED, "See the NameNode's log, and docs/hdfs.md."

@@ -1,4 +1,4 @@
-"""Hedging: a second attempt beside a slow write ("The Tail at Scale", Dean and Barroso 2013)."""
+"""Hedging: a second attempt in parallel with a slow write ("The Tail at Scale", Dean and Barroso 2013)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Hedging:
         self._lock = threading.Lock()
         self._recent: dict[int, _Recent] = {}
         self._tokens = 0.0
-        # Taken, and not given back.
+        # Hedges that were taken and not given back.
         self._hedges = 0
         self._calm_from_s = -math.inf
 
@@ -53,7 +53,7 @@ class Hedging:
         return self._timeout_s is not None
 
     def patience_s(self, size_bytes: int) -> float | None:
-        """How long to wait for a write before it is hedged; None is for ever."""
+        """How long to wait for a write before it is hedged; None for no limit."""
         if self._timeout_s is None:
             return None
         with self._lock:
@@ -125,7 +125,7 @@ def _size_class(size_bytes: int) -> int:
 _T = TypeVar("_T")
 
 
-# ---- Attempts of a request, in the caller's thread or side by side: the first to end is heard of first ----
+# ---- Attempts of a request, in the caller's thread or in parallel: they are reported as they end ----
 
 
 _THREADS: Final = 64
@@ -152,8 +152,8 @@ class Ended(Generic[_T]):
 class Race(Generic[_T]):
     """The attempts of one request.
 
-    Each runs in one of the threads. Without threads, or if all are busy, it runs in the caller's, as it would without a
-    race, but only while no other attempt is under way.
+    Each runs in one of the threads. Without threads, or if all are busy, it runs in the caller's thread, as it
+    would without a race, but only while no other attempt is under way.
     """
 
     def __init__(self, threads: Races | None, sleep: Callable[[float], None]) -> None:
@@ -165,7 +165,7 @@ class Race(Generic[_T]):
         """Attempts that :meth:`wait` has not reported yet."""
 
     def start(self, attempt: Callable[[], _T]) -> bool:
-        """Start an attempt; False if it cannot run beside those under way."""
+        """Start an attempt; False if it cannot run in parallel with those under way."""
         run = partial(_try, self.started + 1, attempt)
         if self._threads is None or not self._threads.run(run, self._ended.put):
             if self.under_way:
@@ -205,9 +205,9 @@ class Races:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._threads = 0
-        # Waiting threads, less those that a queued job is meant for.
+        # Waiting threads, minus those that a queued job is meant for.
         self._idle = 0
-        # Not a SimpleQueue: CPython 3.11's waits for ever if its thread is held up until the timeout has passed.
+        # Not a SimpleQueue: CPython 3.11's waits forever if its thread is delayed until the timeout has passed.
         self._jobs: Queue[_Job | None] = Queue()
 
     def in_line(self) -> Race[_T]:
@@ -215,7 +215,7 @@ class Races:
         return Race(None, self._sleep)
 
     def side_by_side(self) -> Race[_T]:
-        """A race of attempts that run beside each other while the caller waits."""
+        """A race of attempts that run in parallel while the caller waits."""
         return Race(self, self._sleep)
 
     def run(self, work: Callable[[], _T], tell: Callable[[_T], None]) -> bool:

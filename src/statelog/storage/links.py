@@ -1,4 +1,4 @@
-"""Links: names of objects in another location, by which a branch of a query reads its parent's objects."""
+"""Links: names of objects in another location, through which a branch of a query reads its parent's objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from statelog.storage.store import Store, StoreWrapper
 
 _MARK: Final = "!/"
-"""Between location and name. No name of an object contains it, as names are escaped."""
+"""Separates location and name. No object name contains it, because names are escaped."""
 
 
 def link(location: str, name: str) -> str:
@@ -28,7 +28,7 @@ def split_link(name: str) -> tuple[str, str]:
 
 
 class LinkedStore(StoreWrapper):
-    """A store that reads links too, in the stores of their locations. It deletes only its own objects.
+    """A store that also reads links, from the stores of their locations. It deletes only its own objects.
 
     `open_other` makes the store of a location.
     """

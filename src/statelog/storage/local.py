@@ -224,7 +224,7 @@ class LocalStore(Store):
         self._durable_directories.add(directory)
 
     def _settle_deletion(self, directory: str) -> None:
-        """Remove a directory and its parents as far as they are empty, and sync the first that remains."""
+        """Remove a directory and its parents while they are empty, and sync the first one that remains."""
         while directory != self._root:
             try:
                 os.rmdir(directory)
@@ -271,7 +271,7 @@ def _reported(operation: str, path: str, *, missing: bool = False) -> Iterator[N
         text = f"{operation} {path} failed: {error.strerror or error}."
         if missing and isinstance(error, FileNotFoundError | NotADirectoryError):
             raise StorageError(
-                text, kind=ErrorKind.OBJECT_MISSING, hint="It was deleted, or the location is wrong."
+                text, kind=ErrorKind.OBJECT_MISSING, hint="Check the location: it is wrong, or the object was deleted."
             ) from error
         raise StorageError(
             text, hint="Check that the directory is mounted and writable on this host and has free space."
@@ -280,8 +280,8 @@ def _reported(operation: str, path: str, *, missing: bool = False) -> Iterator[N
 
 def _bad_name(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{name!r} is not a name of an object.",
-        hint="Names are relative, with '/' between their parts, and have no empty, '.' or '..' part.",
+        f"{name!r} is not a valid object name.",
+        hint="Use a relative name with '/' between its parts, of which none is empty, '.' or '..'.",
     )
 
 

@@ -38,7 +38,7 @@ class ObjectLocation:
     bucket: str
     """Bucket or container; for ``abfss:`` also ``container@host of the account``."""
     folder: str
-    """Prefix of all objects' names, without slashes at its ends; may be empty."""
+    """Prefix of all object names, without leading and trailing slashes; may be empty."""
 
     @staticmethod
     def parse(location: str) -> ObjectLocation:
@@ -51,7 +51,7 @@ class ObjectLocation:
         service = OBJECT_STORES.get(scheme.lower())
         if service is None or not separator:
             raise ConfigurationError(
-                f"The location {location} is not one in an object store.",
+                f"The location {location} is not in an object store.",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint=_HINT,
             )
@@ -67,7 +67,7 @@ class ObjectLocation:
             raise ConfigurationError(f"The location {location} is malformed.", hint=_HINT)
         if service == "az" and "\\" in folder:
             raise ConfigurationError(
-                f"The location {location} holds a backslash, which Azure takes for a slash.",
+                f"The location {location} holds a backslash, which Azure treats as a slash.",
                 hint="Choose a folder without backslashes.",
             )
         return ObjectLocation(service, bucket, folder)
@@ -83,7 +83,7 @@ class HdfsLocation:
     authority: str
     """A name service, or host and port of a NameNode; the port may be left out."""
     folder: str
-    """Path of the folder, without slashes at its ends; may be empty."""
+    """Path of the folder, without leading and trailing slashes; may be empty."""
 
     @staticmethod
     def parse(location: str) -> HdfsLocation:
@@ -96,7 +96,7 @@ class HdfsLocation:
         hint = "Write hdfs://nameservice/folder, or hdfs://host:port/folder with a NameNode's host and RPC port."
         if scheme.lower() != HDFS or not separator or not authority:
             raise ConfigurationError(
-                f"The location {location} names no HDFS.", kind=ErrorKind.UNSUPPORTED_FEATURE, hint=hint
+                f"The location {location} is not in HDFS.", kind=ErrorKind.UNSUPPORTED_FEATURE, hint=hint
             )
         if not _AUTHORITY.fullmatch(authority):
             raise ConfigurationError(
@@ -112,7 +112,7 @@ class HdfsLocation:
 
 
 def is_hdfs_path(path: str) -> bool:
-    """Whether HDFS can have a path, relative to its root, as it is."""
+    """Whether a path, relative to the root, is valid in HDFS without changes."""
     is_reserved = path == ".reserved" or path.startswith(".reserved/")
     is_plain = not any(part in ("", ".", "..", ".snapshot") for part in path.split("/"))
     return is_plain and not is_reserved and not any(c == ":" or ord(c) < 32 or ord(c) == 127 for c in path)

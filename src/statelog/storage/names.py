@@ -15,7 +15,7 @@ PLAIN_PART: Final = r"(?!\.{1,2}(?:/|\Z))[^/\\\x00-\x1f\x7f-\x9f]+"
 _PLAIN: Final = re.compile(rf"{PLAIN_PART}(?:/{PLAIN_PART})*")
 
 _MOST_CHARACTERS: Final = 200
-"""File systems allow 255; some writers of files append to a name."""
+"""File systems allow 255, but some writers of files append to a name."""
 
 
 def name_part(text: str) -> str:
@@ -35,7 +35,9 @@ def name_part(text: str) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name stays below its root: ``/`` between parts that are not empty, ``.`` or ``..``, and no controls."""
+    """Whether a name stays below its root: ``/`` between parts that are not empty, ``.`` or ``..``, and no control
+    characters.
+    """
     return bool(_PLAIN.fullmatch(name))
 
 

@@ -49,8 +49,8 @@ class Bucket:
 class Clients:
     """The clients of this process, one per bucket.
 
-    A client costs some 10 ms to make and a handshake per connection, and stores are made for every task; so the stores
-    of one bucket share a client. It is made again after the settings in the environment have changed.
+    Making a client takes about 10 ms, each of its connections needs a handshake, and stores are made for every task; so
+    the stores of one bucket share a client. It is made again after the settings in the environment have changed.
 
     Clients may be called from any thread. Two threads may make a client at the same time without harm, so there is no
     lock that a fork could copy.
@@ -66,8 +66,8 @@ class Clients:
         """Return the client for the next request.
 
         In a fork of a process that has made requests this raises StorageError: the client library's threads exist only
-        in the parent, and any request would wait for them forever. Settings that are not enough for a client raise
-        ConfigurationError.
+        in the parent, and any request would wait for them forever. Settings that are insufficient for a client
+        raise ConfigurationError.
         """
         if self._is_fork:
             raise StorageError(
@@ -85,12 +85,12 @@ class Clients:
         return client
 
     def forget(self, bucket: Bucket) -> None:
-        """Drop the client of a bucket; its connections end with the requests under way."""
+        """Drop the client of a bucket; its connections end when the requests under way end."""
         if not self._is_fork:
             self._made.pop(bucket, None)
 
     def _start_fork(self) -> None:
-        # The parent's clients stay: to drop one takes a lock, which a thread of the parent may have held just now.
+        # The parent's clients stay: dropping one takes a lock, which a thread of the parent may have held at the fork.
         self._is_fork = self._were_used
 
 
@@ -99,20 +99,20 @@ def _require_addresses(settings: Mapping[str, str], whose: str) -> None:
         if ("ENDPOINT" in name or name.endswith("_URL")) and not value.startswith(("http://", "https://")):
             # The client library would fail with an assertion instead.
             raise ConfigurationError(
-                f"The {whose} {name} does not start with http:// or https://.", hint="Write it as an address."
+                f"The {whose} {name} does not start with http:// or https://.", hint="Write it as a URL."
             )
 
 
 def _make_client(bucket: Bucket, settings: Mapping[str, str], hadoop: S3aSettings | None) -> Client:
-    """Make a client; everything but bucket and limits comes from the environment, the profile that it names, or Hadoop.
+    """Make a client. All but bucket and limits comes from the environment, the profile that it names, or Hadoop.
 
-    `settings` are the environment's.
+    `settings` are those of the environment.
     """
     _require_addresses(settings, "environment's")
     profile, credentials = profile_arguments(settings) if bucket.service == "s3" else ({}, {})
     _require_addresses(profile, "profile's")
     added = {} if hadoop is None else hadoop.added(bucket.name, {**settings, **profile})
-    # Limits go among the settings: client_options would replace those of the environment.
+    # Limits are passed among the settings: client_options would replace those of the environment.
     limits = {"timeout": f"{round(bucket.timeout_s * 1000)} ms", "connect_timeout": _CONNECT_TIMEOUT}
     config: Any = {**profile, **added, **limits}
     # No retries by the client: it would mistake an object that its own first attempt created for another writer's.
@@ -125,7 +125,7 @@ def _make_client(bucket: Bucket, settings: Mapping[str, str], hadoop: S3aSetting
         reason = str(error).partition("\n")[0].rpartition("error: ")[2]
         raise ConfigurationError(
             f"The bucket {bucket.name} cannot be used: {reason}.",
-            hint=f"Settings are taken from the environment's {_SETTINGS[bucket.service]}*; see docs/object-stores.md.",
+            hint=f"Check the environment's {_SETTINGS[bucket.service]}* settings; see docs/object-stores.md.",
         ) from None
 
 
@@ -136,15 +136,15 @@ _PROFILE: Final = "AWS_PROFILE"
 _KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-# botocore renews credentials 10 minutes before they expire at the latest, so those that it gives are good for so long.
+# botocore renews credentials at least 10 minutes before they expire, so those that it returns are valid that long.
 _ASK_AGAIN: Final = timedelta(minutes=5)
 
 
 def profile_arguments(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
     """The profile that the environment's `settings` name, for a client of S3: more settings, and its credentials.
 
-    Both are empty if the environment names no profile, or has a key, which counts more. A region or endpoint of the
-    environment counts more than the profile's. Raises ConfigurationError if the profile cannot be used.
+    Both are empty if the environment names no profile, or has a key, which takes precedence. A region or endpoint of
+    the environment takes precedence over the profile's. Raises ConfigurationError if the profile cannot be used.
     """
     name = settings.get(_PROFILE)
     if not name or any(key in settings for key in _KEYS):
@@ -153,7 +153,7 @@ def profile_arguments(settings: Mapping[str, str]) -> tuple[dict[str, str], dict
     session = botocore.session.Session(profile=name)
     try:
         if session.get_credentials() is None:
-            raise _unusable(name, "it leads to no credentials")
+            raise _unusable(name, "it provides no credentials")
         region = session.get_config_variable("region")
         endpoint = session.get_scoped_config().get("endpoint_url")
         provider = auth.Boto3CredentialProvider(session, ttl=_ASK_AGAIN)
@@ -170,7 +170,7 @@ def profile_arguments(settings: Mapping[str, str]) -> tuple[dict[str, str], dict
 def _unusable(name: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
         f"The profile {name!r} that AWS_PROFILE names cannot be used: {reason}.",
-        hint="Correct it in ~/.aws/config or ~/.aws/credentials of this host, log in (aws sso login) if it is one of"
+        hint="Correct it in ~/.aws/config or ~/.aws/credentials of this host, log in (aws sso login) if it uses"
         " IAM Identity Center, or unset AWS_PROFILE and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; see"
         " docs/object-stores.md.",
     )
@@ -183,7 +183,7 @@ def _libraries(name: str) -> tuple[Any, ModuleType]:
         from obstore.auth import boto3 as auth
     except ImportError as error:
         raise ConfigurationError(
-            f"AWS_PROFILE names the profile {name!r}; boto3, which reads profiles, cannot be imported: {error}.",
+            f"AWS_PROFILE names the profile {name!r}, but boto3, which reads profiles, cannot be imported: {error}.",
             hint="Install statelog[aws] on the driver and all executors, or unset AWS_PROFILE and set"
             " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or rely on a role; see docs/object-stores.md.",
         ) from None
@@ -197,7 +197,7 @@ def _libraries(name: str) -> tuple[Any, ModuleType]:
 
 
 _CLIENTS: Final = Clients()
-# Azure takes no more in one request.
+# Azure's limit for one request.
 _DELETED_AT_ONCE: Final = 250
 
 
@@ -259,7 +259,7 @@ class ObjectStore(Store):
             try:
                 client.put(key, memoryview(data).cast("B"), mode="create", use_multipart=False)
             except AlreadyExistsError as error:
-                # The library raises this for every conflict, also for one with a write or delete whose outcome is open.
+                # The library raises this for every conflict, even with a write or delete whose outcome is still open.
                 if Answer.of(error).is_taken:
                     return False
                 raise
@@ -292,7 +292,7 @@ class ObjectStore(Store):
     def _key(self, name: str) -> str:
         if self._bucket.service == "az" and "\\" in name:
             raise ConfigurationError(
-                f"{name!r} is not a name of an object in Azure, which takes a backslash for a slash.",
+                f"{name!r} is not a valid object name in Azure, which treats a backslash as a slash.",
                 hint="Choose a name without backslashes.",
             )
         if any(part in ("", ".", "..") for part in name.split("/")) or any(ord(c) < 32 or ord(c) == 127 for c in name):
@@ -313,7 +313,7 @@ class ObjectStore(Store):
 
     @contextmanager
     def _request(self, operation: str, name: str, *, missing: bool = False) -> Iterator[Client]:
-        """Give the client, and turn its errors into StorageErrors; `missing` as in :func:`storage_error`."""
+        """Provide the client, and turn its errors into StorageErrors; `missing` as in :func:`storage_error`."""
         client = _CLIENTS.get(self._bucket)
         try:
             yield client
@@ -330,12 +330,13 @@ class ObjectStore(Store):
 
 def _bad_name(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{name!r} is not a name of an object.",
-        hint="Names are relative, with '/' between their parts, without control characters, empty, '.' or '..' parts.",
+        f"{name!r} is not a valid object name.",
+        hint="Use a relative name with '/' between its parts, without control characters. No part may be empty, '.' or"
+        " '..'.",
     )
 
 
-# ---- The meaning of a failed request, read from the text of obstore's error: it has no other form ----
+# ---- The meaning of a failed request, read from the text of obstore's error, which has nothing else ----
 
 
 _TEXT: Final = r'"((?:[^"\\]|\\.)*)"'
@@ -346,7 +347,7 @@ _CAUSE: Final = re.compile(r'\b(?:message|error): "([^"]+)"')
 _CODE: Final = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 _CREDENTIALS: Final = re.compile(r"TokenRequest|/latest/(?:api/token|meta-data|dynamic)")
-# Said by the client library before the error of a profile's credentials, and by botocore without a connection.
+# The client library's words before the error of a profile's credentials, and botocore's without a connection.
 _PROFILE_SAID: Final = re.compile(r"External AWS credential provider: ([^\n]+)")
 _NO_CONNECTION: Final = re.compile(
     r"\b(?:EndpointConnection|Connect(?:ion)?Timeout|ReadTimeout|ConnectionClosed|HTTPClient)Error:"
@@ -354,7 +355,7 @@ _NO_CONNECTION: Final = re.compile(
 _URL: Final = re.compile(r"https?://\S+")
 
 _BUSY: Final = frozenset(("SlowDown", "ServerBusy", "Throttling", "ThrottlingException", "RequestLimitExceeded"))
-# Transient whatever the status; the first two mean that another request for the same object is under way.
+# Transient, whatever the status; the first two mean that another request for the same object is under way.
 _PASSING: Final = frozenset(
     ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "InternalError", "ServiceUnavailable")
 )
@@ -367,15 +368,15 @@ class Answer:
     """The store's answer to a failed request, or the reason why there is none."""
 
     status: int = 0
-    """HTTP status; 0 if there was no answer, an unreadable one, or an error in spite of a good status."""
+    """HTTP status; 0 if there was no answer, an unreadable one, or an error despite a success status."""
     code: str = ""
     """The store's own code, such as ``SlowDown``; empty if the answer had none."""
     message: str = ""
-    """The store's own words."""
+    """The store's own message."""
     transport: str = ""
     """Without an answer: where the request ended, such as ``Connect`` or ``Timeout``; empty if none was sent."""
     cause: str = ""
-    """Without an answer: the operating system's or the TLS library's words."""
+    """Without an answer: the message of the operating system or of the TLS library."""
 
     @staticmethod
     def of(error: BaseException) -> Answer:
@@ -402,28 +403,29 @@ class Answer:
 
 
 def is_behind_end(error: BaseException) -> bool:
-    """Whether a range was asked for that begins behind the last byte; Azurite answers that at the very end."""
+    """Whether the requested range begins after the last byte; Azurite's answer is different at the very end."""
     return Answer.of(error).status == 416 or "Wanted range starting at" in str(error)
 
 
 def storage_error(error: BaseException, operation: str, where: str, *, missing: bool = False) -> StorageError:
-    """Turn an error of obstore into a StorageError; with `missing`, a missing object has a kind of its own.
+    """Turn an error of obstore into a StorageError; with `missing`, a missing object is of kind
+    ``object-missing``.
 
-    The error's text can hold a whole request. So the message shows only the store's own words, or without these the
-    first line, shortened and without addresses.
+    The error's text can hold a whole request. So the message shows only the store's own message or, if there is none,
+    the first line, shortened and without addresses.
     """
     answer = Answer.of(error)
     # An object is missing, rather than the bucket or the source of credentials.
     is_gone = answer.code == "NoSuchKey" or (isinstance(error, FileNotFoundError) and answer.code not in _NO_BUCKET)
     if missing and is_gone:
-        kind, hint = ErrorKind.OBJECT_MISSING, "It was deleted, or the location is wrong."
+        kind, hint = ErrorKind.OBJECT_MISSING, "Check the location: it is wrong, or the object was deleted."
     else:
         kind, hint = _judge(answer)
     reason = _reason(answer) or _first_line(error)
     if said := _first(_PROFILE_SAID, str(error)):
         is_transient = _NO_CONNECTION.search(said) is not None
         kind = ErrorKind.STORE_UNAVAILABLE if is_transient else ErrorKind.STORE_FAILED
-        reason = f"the profile that AWS_PROFILE names gives no credentials: {_URL.sub('(address)', said)[:_LONGEST]}"
+        reason = f"the profile that AWS_PROFILE names provides no credentials: {_URL.sub('(address)', said)[:_LONGEST]}"
         hint = "Check the profile on this host, or log in again (aws sso login); see docs/object-stores.md."
     if _CREDENTIALS.search(str(error)):
         reason = f"no credentials, and the service that could provide them failed: {reason}"
@@ -435,13 +437,13 @@ def _judge(answer: Answer) -> tuple[ErrorKind, str]:
     status, code = answer.status, answer.code
     # An answer to HEAD never has a code; for a 503 with a code, the code decides.
     if status == 429 or code in _BUSY or (status == 503 and not code):
-        return ErrorKind.STORE_BUSY, "The store asks for fewer requests; it may allow more to several folders."
+        return ErrorKind.STORE_BUSY, "Send fewer requests; the store may allow more if they go to several folders."
     if status >= 500 or code in _PASSING or (answer.transport and answer.cause != "no TLS connection"):
         return ErrorKind.STORE_UNAVAILABLE, "This may be temporary; if it persists, check the network and the endpoint."
     if status in (401, 403):
         return ErrorKind.STORE_FAILED, "Check the credentials, and the permissions that docs/object-stores.md lists."
     if status == 404:
-        return ErrorKind.STORE_FAILED, "Check the bucket's name, its region and the endpoint; it is not created here."
+        return ErrorKind.STORE_FAILED, "Check the bucket's name, its region and the endpoint; buckets are not created."
     if answer.cause:
         return ErrorKind.STORE_FAILED, "Check the endpoint: http needs AWS_ALLOW_HTTP=true (GOOGLE_..., AZURE_...)."
     return ErrorKind.STORE_FAILED, "Check the bucket's name, its region and the endpoint."

@@ -1,4 +1,4 @@
-"""Which store and which place a location names, and the checks made before anything depends on a store."""
+"""The store and the place that a location names, and the checks made before anything depends on a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REGISTERED: Final[dict[str, Callable[[str], Store]]] = {}
 def open_store(location: str) -> Store:
     """Make the store of a path, a ``file:`` URI, or a location such as ``s3://bucket/folder``; nothing is created yet.
 
-    Raises ConfigurationError if the location is empty, malformed, or of a scheme that is not registered.
+    Raises ConfigurationError if the location is empty, malformed, or has a scheme that is not registered.
     """
     scheme = scheme_of(location)
     if scheme in OBJECT_STORES:
@@ -43,7 +43,7 @@ def open_store(location: str) -> Store:
     store = REGISTERED[scheme](location)
     if not isinstance(store, Store):
         raise ConfigurationError(
-            f"The factory of the scheme {scheme!r} made {store!r:.80} for {location}.",
+            f"The factory of the scheme {scheme!r} returned {store!r:.80} for {location}.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="It must return a statelog.Store.",
         )
@@ -56,30 +56,30 @@ def local_path(location: str) -> str:
     Raises ConfigurationError if the location is empty, malformed, or not on a file system.
     """
     if not location.strip():
-        raise ConfigurationError("The location is empty.", hint=f"Supported are: {_SUPPORTED}.")
+        raise ConfigurationError("The location is empty.", hint=f"Supported locations: {_SUPPORTED}.")
     scheme = scheme_of(location)
     if not scheme:
         return location
     if scheme in OBJECT_STORES or scheme == HDFS or scheme in REGISTERED:
         raise ConfigurationError(
-            f"The location {location} is not in a file system of this host, and a directory is needed here.",
+            f"The location {location} is not in a file system of this host, but a directory is required here.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Pass a path, or file:/path.",
         )
     if scheme != "file":
         raise ConfigurationError(
-            f"The location {location} is of the scheme {scheme}, which is not supported.",
+            f"The location {location} has the scheme {scheme}, which is not supported.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint=f"Supported are: {', '.join([_SUPPORTED, *REGISTERED])}. statelog.register_store adds others,"
-            " before the query is built.",
+            hint=f"Supported locations: {', '.join([_SUPPORTED, *REGISTERED])}. To add others, call"
+            " statelog.register_store before the query is built.",
         )
     path = location[len("file:") :]
     if path.startswith("//"):
         host, slash, rest = path[2:].partition("/")
         if host not in ("", "localhost"):
             raise ConfigurationError(
-                f"The location {location} names the host {host!r}.",
-                hint="Write file:/path or file:///path; the path is looked up on every host by itself.",
+                f"The location {location} names the host {host!r}; a path on a file system has none.",
+                hint="Write file:/path or file:///path; every host looks the path up itself.",
             )
         path = slash + rest
     if not path.startswith("/"):
@@ -119,25 +119,25 @@ def _parts(location: str) -> tuple[str, ...]:
             authority, _, path = path[2:].partition("/")
         return (scheme, authority, *filter(None, path.split("/")))
     if scheme not in ("", "file"):
-        return tuple(filter(None, location.split("/")))  # of another system: no place of statelog's is there
+        return tuple(filter(None, location.split("/")))  # of another system, in which statelog stores nothing
     return ("file", *Path(local_path(location)).resolve().parts)
 
 
 def register_store(scheme: str, factory: Callable[[str], Store]) -> None:
-    """Make locations of a scheme known, such as ``sqlite:/data/state.db``, with a store of your own for them.
+    """Register a store of your own for the locations of a scheme, such as ``sqlite:/data/state.db``.
 
-    Call it in the driver's program, before a query is built; the tasks of the query get the factory with it. Programs
-    that only read, for example with :func:`statelog.savepoint`, need the call as well.
+    Call it in the driver program before a query is built; the query passes the factory on to its tasks. Programs that
+    only read, for example with :func:`statelog.savepoint`, must make the call as well.
 
     Parameters
     ----------
     scheme : str
-        The location's part before the first colon: two or more lower-case letters, digits, ``+``, ``.`` and ``-``, of
-        which the first is a letter.
+        The part of the location before the first colon: two or more lower-case letters, digits, ``+``, ``.`` and ``-``,
+        beginning with a letter.
     factory : callable
         Makes the store of a location. It is called in the driver and in each Python worker, with the whole location as
-        the user wrote it. It may raise ConfigurationError for a malformed location, and opens nothing yet. It must be
-        picklable; a function or class of a module is best, which the workers then import.
+        the user wrote it. It may raise ConfigurationError for a malformed location, and must not open anything yet. It
+        must be picklable; a function or class of a module that the workers can import is best.
 
     Raises
     ------
@@ -159,20 +159,22 @@ def register_store(scheme: str, factory: Callable[[str], Store]) -> None:
             hint="Write two or more lower-case letters, digits, '+', '.' or '-', beginning with a letter.",
         )
     if scheme in ("file", HDFS) or scheme in OBJECT_STORES:
-        raise ConfigurationError(f"The scheme {scheme!r} is built in.", hint="Choose another name.")
+        raise ConfigurationError(f"The scheme {scheme!r} is built in.", hint="Choose another scheme.")
     if not callable(factory):
-        raise ConfigurationError(f"factory is {factory!r:.80}.", hint="It must make a store from a location.")
+        raise ConfigurationError(
+            f"factory is {factory!r:.80}, which cannot be called.", hint="Pass a callable that makes a store."
+        )
     if REGISTERED.setdefault(scheme, factory) != factory:
         raise ConfigurationError(
             f"The scheme {scheme!r} is registered with another factory, {REGISTERED[scheme]!r}.",
-            hint="Register a scheme once. After a change of the store's code begin a new process.",
+            hint="Register a scheme only once. After changing the store's code, start a new process.",
         )
 
 
 def check_put_if_absent(store: Store, folder: str = "probe") -> None:
     """Raise ConfigurationError (kind ``store-unsafe``) unless the store creates an object exactly once.
 
-    Some servers that speak the protocol of S3 accept the condition of such a request and ignore it. The check creates
+    Some servers that speak the protocol of S3 accept the condition of such a request but ignore it. The check creates
     an object below `folder` twice, and removes it.
     """
     name = f"{folder}/{secrets.token_hex()}"
@@ -184,14 +186,14 @@ def check_put_if_absent(store: Store, folder: str = "probe") -> None:
         store.delete([name])
     if created_again:
         raise ConfigurationError(
-            f"{store} is not safe: it created an object that existed.",
+            f"{store} is not safe: it created an object that already existed.",
             kind=ErrorKind.STORE_UNSAFE,
             hint="Two drivers could both commit there, and state would be lost without an error. Use a store that"
             " honours If-None-Match: * when an object is written; docs/object-stores.md names some.",
         )
     if not created:
         raise ConfigurationError(
-            f"{store} cannot be used: it did not create {name}, as if it existed.",
+            f"{store} cannot be used: it did not create {name}, which did not exist.",
             kind=ErrorKind.STORE_UNSAFE,
             hint="Use a store that creates an object if, and only if, it is absent; docs/object-stores.md names some.",
         )
@@ -209,6 +211,6 @@ def require_shared(store: Store, name: str, head: bytes, *, host: str, who: str)
     raise ConfigurationError(
         f"{who}: host {host} {seen} {name} in {store}, which the driver has written: the location is not shared.",
         kind=ErrorKind.LOCATION_NOT_SHARED,
-        hint="Put the checkpointLocation, or the operator's location, into an object store or into a directory that the"
+        hint="Put the checkpointLocation, or the operator's location, in an object store or in a directory that the"
         " driver and all executors mount under one path. Nothing from this batch was kept.",
     )

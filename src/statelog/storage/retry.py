@@ -40,11 +40,11 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         is_whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
-        _require(is_whole and self.attempts >= 1, "attempts", self.attempts, "a whole number from 1 on")
+        _require(is_whole and self.attempts >= 1, "attempts", self.attempts, "a whole number that is at least 1")
         is_timeout = self.timeout_s is None or (_is_duration(self.timeout_s) and self.timeout_s > 0)
         _require(is_timeout, "timeout_s", self.timeout_s, "None, or a number above 0")
-        _require(_is_duration(self.delay_s), "delay_s", self.delay_s, "a number from 0 on")
-        _require(_is_duration(self.max_delay_s), "max_delay_s", self.max_delay_s, "a number from 0 on")
+        _require(_is_duration(self.delay_s), "delay_s", self.delay_s, "a number that is at least 0")
+        _require(_is_duration(self.max_delay_s), "max_delay_s", self.max_delay_s, "a number that is at least 0")
 
     @classmethod
     def none(cls) -> RetryPolicy:
@@ -61,7 +61,7 @@ class RetryingStore(StoreWrapper):
 
     A call whose failure is transient (:attr:`statelog.errors.StorageError.is_transient`) is repeated after an
     exponential delay with full jitter; any other error is raised at once. ``put`` and ``put_if_absent`` are also
-    hedged: while an attempt takes long another one starts, and the first to succeed counts. A failed attempt does not
+    hedged: if an attempt takes long, another one starts, and the first to succeed counts. A failed attempt does not
     fail the call while another one is under way. Stores that can append are not hedged, because a late attempt would
     undo later appends.
 
@@ -146,9 +146,9 @@ class RetryingStore(StoreWrapper):
             return self.read(name) == data
         except StorageError as error:
             raise StorageError(
-                f"put_if_absent {name}: whether it was written is unknown. Attempt {upload.winner} of {attempts}"
-                " found an object of that name, perhaps made by another attempt, and it cannot be read back.",
-                hint="Look at the object before writing it again; something may delete objects that are in use.",
+                f"put_if_absent {name}: it is unknown whether this call wrote it. Attempt {upload.winner} of {attempts}"
+                " found an object of that name, perhaps written by another attempt, but it cannot be read back.",
+                hint="Inspect the object before you write it again; something may delete objects that are in use.",
             ) from error
 
     def _here(self) -> _Process:
@@ -198,7 +198,7 @@ class _Request(Generic[_T]):
     def run(self) -> _T:
         """Return the result of the first attempt to succeed.
 
-        If none succeeds, the first error that is not transient is raised, else the last error.
+        If none succeeds, the first error that is not transient is raised or, if all were transient, the last one.
         """
         self._plan(0.0, is_hedge=False)
         while True:
@@ -226,11 +226,11 @@ class _Request(Generic[_T]):
             raise
 
     def _patience_s(self) -> float | None:
-        """How long an attempt may take before another one starts beside it; None is for ever."""
+        """How long an attempt may take before another one starts in parallel; None for no limit."""
         return None
 
     def _start_next(self) -> None:
-        """Start the due attempt; if no hedge or no thread is available, put it off by the policy's timeout."""
+        """Start the due attempt; if no hedge or no thread is available, postpone it by the policy's timeout."""
         process, is_hedge = self._process, self._due_is_hedge
         if is_hedge and not process.hedging.take_hedge():
             self._plan(process.policy.timeout_s, is_hedge=True)

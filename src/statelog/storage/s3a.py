@@ -1,4 +1,4 @@
-"""Hadoop's settings of S3 (``fs.s3a.*``) for statelog's own client, in processes that were told to use them."""
+"""Hadoop's S3 settings (``fs.s3a.*``) for statelog's own client, in processes that were told to use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENCRYPTIONS: Final = ("encryption.algorithm", "server-side-encryption-algorithm
 _USED: Final = (_ACCESS, _SECRET, _TOKEN, _ENDPOINT, _REGION, _PATH_STYLE, _TLS, _PROVIDERS, *_ENCRYPTIONS)
 
 _OF_KEYS: Final = {"SimpleAWSCredentialsProvider", "TemporaryAWSCredentialsProvider"}
-# What these find, the client finds by itself.
+# The client finds by itself what these providers find.
 _OF_ENVIRONMENT: Final = {
     "EnvironmentVariableCredentialsProvider",
     "IAMInstanceCredentialsProvider",
@@ -32,7 +32,7 @@ _OF_ENVIRONMENT: Final = {
     "WebIdentityTokenFileCredentialsProvider",
 }
 
-# The environment's credentials, in the order in which the client takes them, and what each names.
+# The environment's credentials, in the order in which the client takes them, with a description of each.
 _SOURCES: Final = {
     "AWS_ACCESS_KEY_ID": "the environment's AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY": "the environment's AWS_SECRET_ACCESS_KEY",
@@ -45,31 +45,31 @@ _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _ENVIRONMENT_ENCRYPTION: Final = "AWS_SERVER_SIDE_ENCRYPTION"
 
-_HINT: Final = "Set the environment's AWS_* for driver and executors instead; see docs/object-stores.md."
+_HINT: Final = "Set AWS_* variables in the environment of driver and executors instead; see docs/object-stores.md."
 
 
 @dataclass(frozen=True, slots=True)
 class S3aSettings:
-    """The settings of Hadoop's that the client can use; picklable, and shown without their values."""
+    """Hadoop's settings that the client can use; picklable, and shown without their values."""
 
     values: Mapping[str, str] = field(repr=False)
-    """By name, without the prefix; names of a bucket's own begin with ``bucket.NAME.``."""
+    """By name, without the prefix; the names of settings for one bucket begin with ``bucket.NAME.``."""
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> S3aSettings:
-        """Those among the properties of a Hadoop configuration."""
+        """The usable settings among the properties of a Hadoop configuration."""
         names = (name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX))
         return S3aSettings({name: properties[PREFIX + name] for name in names if _is_of(name, _USED)})
 
     def added(self, bucket: str, environment: Mapping[str, str]) -> dict[str, str]:
-        """What the client of a bucket gets beside the environment's settings, which count more; named as these.
+        """The settings that a bucket's client gets in addition to the environment's, which take precedence.
 
-        Raises ConfigurationError if it cannot be what Hadoop's would do.
+        They are named like the environment's. Raises ConfigurationError if the client cannot do what Hadoop's would do.
         """
         return dict(self._added(bucket, environment))
 
     def has_any(self) -> bool:
-        """Whether they say where a bucket is, or who asks: the rest has defaults in Hadoop."""
+        """Whether any of them says where a bucket is, or who asks: the rest has defaults in Hadoop."""
         wanted = (_ACCESS, _SECRET, _TOKEN, _ENDPOINT, _REGION)
         return any(value.strip() and _is_of(name, wanted) for name, value in self.values.items())
 
@@ -82,7 +82,7 @@ class S3aSettings:
             yield from self._credentials(bucket)
         if any(self._get(bucket, name) for name in _ENCRYPTIONS) and _ENVIRONMENT_ENCRYPTION not in environment:
             raise ConfigurationError(
-                f"{PREFIX}{_ENCRYPTIONS[0]} is set for {bucket}, and statelog's client would write without it.",
+                f"{PREFIX}{_ENCRYPTIONS[0]} is set for {bucket}, but statelog's client would write without it.",
                 kind=ErrorKind.UNSUPPORTED_SETTING,
                 hint=f"Set {_ENVIRONMENT_ENCRYPTION} in the environment of driver and executors, or let the bucket"
                 " encrypt by default and unset Hadoop's setting.",
@@ -99,7 +99,7 @@ class S3aSettings:
         unknown = [name for name, one in zip(named, providers, strict=True) if one not in _OF_KEYS | _OF_ENVIRONMENT]
         if unknown:
             raise ConfigurationError(
-                f"{PREFIX}{_PROVIDERS} names {', '.join(unknown)}, a class that statelog's client cannot use.",
+                f"{PREFIX}{_PROVIDERS} names {', '.join(unknown)}, which statelog's client cannot use.",
                 kind=ErrorKind.UNSUPPORTED_SETTING,
                 hint=_HINT,
             )
@@ -140,21 +140,21 @@ _adopted: S3aSettings | None = None
 
 
 def adopt_s3a(settings: S3aSettings | None) -> None:
-    """Have this process's clients use settings of Hadoop's, or none."""
+    """Make the clients of this process use Hadoop's settings, or none."""
     global _adopted
     _adopted = settings
 
 
 def adopted_s3a() -> S3aSettings | None:
-    """The settings of Hadoop's that this process uses."""
+    """Hadoop's settings that this process uses."""
     return _adopted
 
 
 def credentials_source(bucket: str, environment: Mapping[str, str]) -> str:
-    """Where the client of a bucket has its credentials from, in words."""
+    """The source of the credentials of a bucket's client, in words."""
     for name, source in _SOURCES.items():
         if name in environment:
             return source
     if _adopted is not None and _adopted.has_keys(bucket):
         return f"Hadoop's {PREFIX}{_ACCESS}"
-    return "the instance's role, as nothing else is set"
+    return "the instance's role, because nothing else is set"

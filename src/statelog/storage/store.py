@@ -29,8 +29,8 @@ class ObjectInfo:
 class Store(ABC):
     """Named immutable objects under one root.
 
-    Subclass it for a place of your own, and name the class to :func:`statelog.register_store`; docs/stores.md has an
-    example, and :class:`statelog.testing.contracts.StoreContract` the tests.
+    Subclass it for a place of your own, and register the class with :func:`statelog.register_store`; docs/stores.md has
+    an example, and :class:`statelog.testing.contracts.StoreContract` the tests.
 
     Names are relative, use ``/`` and contain no empty, ``.`` or ``..`` part. Every write is durable when the call
     returns: it survives a crash of the process and of the machine, and every read and list that begins afterwards, in
@@ -76,7 +76,7 @@ class Store(ABC):
         """Write a whole object unless the name exists; of several callers exactly one gets True.
 
         The bytes must differ from those of every other call for this name, for example by a random token. So a caller
-        that lost the answer can read the object and see whether it is its own.
+        that did not get the answer can read the object and see whether it wrote the object itself.
         """
 
     def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
@@ -85,14 +85,14 @@ class Store(ABC):
         Anything beyond `at` is dropped first, so a failed append can be repeated.
         """
         raise StorageError(
-            f"append {name} failed: {self!r} cannot append.", hint="Ask can_append first, and write whole objects."
+            f"append {name} failed: {self!r} cannot append.", hint="Write whole objects where can_append is False."
         )
 
     def sync(self, name: str, *, start: int, end: int) -> None:  # noqa: B027 - most stores have nothing to do
-        """Make durable an object of another process, and the bytes that were appended to it from `start` to `end`.
+        """Make an object of another process durable, and the bytes that were appended to it from `start` to `end`.
 
         The bytes are written again: after a failed sync in that process the operating system may have given up writing
-        them, and then a sync alone does nothing. Everything before `start` is durable already, once the object is.
+        them, and then a sync alone does nothing. Once the object is durable, so is everything before `start`.
 
         Only stores that can append need it: elsewhere an object is durable as soon as it exists.
         """
@@ -201,7 +201,7 @@ class StoreWrapper(Store):
     def _call(self, operation: str, name: str, effect: Callable[[], _T]) -> _T:
         """Make a request by calling `effect`.
 
-        `operation` is the method's name, for reads into a buffer too ``read``; `name` the object, the prefix, or the
-        first of the deleted objects.
+        `operation` is the method's name, also ``read`` for reads into a buffer; `name` is the object, the prefix, or
+        the first of the deleted objects.
         """
         return effect()

@@ -55,12 +55,12 @@ class KeyedInput:
     def apply_planned(self, plan: KeyedPlan, output_mode: str, event_time_column: str) -> DataFrame:
         """Apply a ready-made operator."""
         arguments = SparkArguments(plan.operator, plan.output, output_mode, plan.time_mode, event_time_column)
-        # A partial aggregate has one event time, and does not tell from which of several inputs its rows came.
+        # A partial aggregate has one event time, and does not say which of several inputs its rows came from.
         watermark = self.own.watermark
         if plan.step is not None and watermark and (watermark.inputs > 1 or watermark.max_ahead is not None):
             raise ConfigurationError(
-                "With a watermark of several inputs or with max_ahead rows cannot be combined before the shuffle.",
-                hint="Leave out combine=True.",
+                "With a watermark of several inputs or with max_ahead, rows cannot be combined before the shuffle.",
+                hint="Omit combine=True.",
             )
         return self.apply(arguments, plan.operator.codecs, plan.step)
 
@@ -126,11 +126,11 @@ def checked_initial(given: object) -> tuple[KeyedFrame | None, Mapping[str, Data
             hint="Pass statelog.key_by(batch_df, ...) with the same keys, or a mapping of a DataFrame per state.",
         )
     if given.frame.df.isStreaming:
-        raise ConfigurationError("initialState is a streaming DataFrame.", hint="It must be a batch DataFrame.")
+        raise ConfigurationError("initialState is a streaming DataFrame.", hint="Pass a batch DataFrame.")
     unused = [name for name, value in vars(given.own).items() if value is not None]
     if unused:
         raise ConfigurationError(
-            f"initialState is a keyed stream with {', '.join(unused)}, and it is not an operator.",
+            f"initialState is a keyed stream with {', '.join(unused)}, but it is not an operator.",
             hint="Give these arguments to the key_by of the stream that the operator applies to.",
         )
     return given.frame, {}
@@ -145,7 +145,7 @@ def _naming(df: DataFrame, given: Sequence[str | Column]) -> Iterator[None]:
         dotted = next((name for name in given if isinstance(name, str) and "." in name and name in df.columns), None)
         raise ConfigurationError(
             f"key_by: rows cannot be grouped by {', '.join(map(str, given))}: {str(error).splitlines()[0]}",
-            hint=f"Write `{dotted}` for the column; a dot leads to a struct's field."
+            hint=f"Write `{dotted}` for the column; without backticks, a dot selects a struct's field."
             if dotted
             else f"The columns are {', '.join(df.columns)}.",
         ) from error

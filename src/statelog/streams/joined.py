@@ -97,11 +97,11 @@ def _time_columns(left: KeyedInput, right: KeyedInput) -> list[str]:
 
 
 def _joined_watermark(left: KeyedInput, right: KeyedInput, method: str) -> Watermark:
-    """The watermark of the operator: the smaller one of both sides'."""
+    """The watermark of the operator: the smaller of both sides' watermarks."""
     if left.frame.df.isStreaming != right.frame.df.isStreaming:
         name = _NAMES[int(left.frame.df.isStreaming)]
         raise ConfigurationError(
-            f"{method}: the {name} side is a batch DataFrame, and the other one is a stream.",
+            f"{method}: the {name} side is a batch DataFrame, but the other one is a stream.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Read both as streams, or join the stream with the batch DataFrame by Spark's join().",
         )
@@ -122,7 +122,7 @@ def _joined_watermark(left: KeyedInput, right: KeyedInput, method: str) -> Water
     if found[0].max_ahead_ms != found[1].max_ahead_ms:
         raise ConfigurationError(
             f"{method}: the watermarks of the two sides have different values of max_ahead.",
-            hint="Give both the same one.",
+            hint="Give both sides the same max_ahead.",
         )
     return Watermark(
         TIME_COLUMN,
@@ -138,6 +138,6 @@ def _require_no_operator(right: KeyedInput, method: str) -> None:
     unused = [name for name, value in vars(right.own).items() if value is not None and name != "watermark"]
     if unused:
         raise ConfigurationError(
-            f"{method}: the right side has {', '.join(unused)}, and it is not an operator.",
+            f"{method}: the right side has {', '.join(unused)}, but it is not an operator.",
             hint="Give these arguments to the key_by of the left side.",
         )

@@ -41,13 +41,13 @@ def key_by(
     Parameters
     ----------
     df : DataFrame
-        A streaming or a batch DataFrame. On a batch one, state starts empty and is discarded afterwards.
+        A streaming or batch DataFrame. In a batch query, state starts empty and is discarded afterwards.
     *cols : str or Column, or a list of them
         The grouping columns, at least one, as in ``df.groupBy``. An expression, or a field of a struct, becomes a new
         column in front of the others.
     uid : str, optional
-        The operator's name in the checkpoint. A query with two or more stateful operators needs a different one for
-        each, so a keyed stream with a uid takes one operator.
+        The operator's name in the checkpoint. A query with two or more stateful operators needs a different uid
+        for each, so a keyed stream with a uid takes one operator.
     parallelism : int, optional
         Number of subtasks, from 1 to 32,768; may differ at every start. The default is the application's number of
         cores.
@@ -117,14 +117,14 @@ class KeyedStream:
             The time that the processor sees and that fires its timers: none, the batches' processing time, or the
             watermark. Event time needs a column with ``withWatermark``, or the `watermark` of :func:`key_by`.
         initialState : KeyedStream, or mapping of str to DataFrame, optional
-            The state before the first batch. Of a keyed batch DataFrame ``handleInitialState`` gets the rows before the
-            first rows of the stream; its grouping columns have the same types as the stream's. A mapping has a batch
-            DataFrame per state, by the state's name, which is loaded as it is; timers are ``$timers``. The columns are
-            those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``, ``mapkey_<field>`` of a map,
-            ``position`` of a list's elements, ``time_ms`` of timers. A column of another type is converted if nothing
-            can be lost, and refused otherwise; docs/savepoints.md has the rule.
+            The state before the first batch. The rows of a keyed batch DataFrame are passed to ``handleInitialState``
+            before the first rows of the stream; its grouping columns must have the same types as the stream's. A
+            mapping has a batch DataFrame for each state, by name, which is loaded as is; timers are ``$timers``. Its
+            columns are those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``, ``mapkey_<field>``
+            of a map, ``position`` of a list's elements, ``time_ms`` of timers. A column of another type is converted if
+            nothing can be lost, and refused otherwise; docs/savepoints.md has the rule.
         eventTimeColumnName : str
-            The output column that a later operator takes as event time.
+            The output column that a later operator uses as event time.
 
         Returns
         -------
@@ -181,13 +181,13 @@ class KeyedStream:
         if not isinstance(arrow_processor, ArrowProcessor):
             raise ConfigurationError(
                 f"arrow_processor must be an instance of statelog.ArrowProcessor, not {arrow_processor!r}.",
-                hint="For processors called key by key use transformWithState or transformWithStateInPandas.",
+                hint="For processors called key by key, use transformWithState or transformWithStateInPandas.",
             )
         initial, tables = self._initial(initialState)
         if initial is not None:
             raise ConfigurationError(
-                "initialState is a keyed stream, and an ArrowProcessor has no handleInitialState.",
-                hint="Pass a mapping of a DataFrame per state.",
+                "initialState is a keyed stream, but an ArrowProcessor has no handleInitialState.",
+                hint="Pass a mapping with a DataFrame for each state.",
             )
         arguments = SparkArguments(
             arrow_processor, outputStructType, outputMode, timeMode, eventTimeColumnName, tables=tables
@@ -212,14 +212,14 @@ class KeyedStream:
         *aggregates : Aggregate
             Such as ``statelog.Count()`` and ``statelog.Sum("amount").alias("total")``.
         outputMode : {"update", "append"}
-            With "update" a key is returned with each batch that has rows of it, with "append" once, when it is
+            With "update", a key is returned in each batch that has rows of it; with "append", once, when it is
             complete. A batch query returns every key once.
         ttl : int, timedelta, str or Ttl, optional
-            A key is complete, and forgotten, so many milliseconds after its last row. If a grouping column has the
-            watermark, it is complete when the watermark passes it, and late rows are dropped. Otherwise keys are kept.
+            A key is complete, and forgotten, this many milliseconds after its last row. If a grouping column has the
+            watermark, a key is complete when the watermark passes it, and late rows are dropped. Other keys are kept.
         combine : bool
-            Whether rows are aggregated before they are shuffled, too, as Spark does. It costs a step in Python, which
-            pays for large batches of few or hot keys. Aggregates that depend on the order of arrival never are.
+            Whether rows are also aggregated before the shuffle, as in Spark. This step in Python pays off for large
+            batches of few or hot keys. Aggregates that depend on the order of arrival are never combined.
         eventTimeColumnName
             As in :meth:`transformWithState`.
         **named : Aggregate
@@ -233,7 +233,7 @@ class KeyedStream:
         Raises
         ------
         ConfigurationError
-            If a column does not exist, has a type that an aggregate cannot take, or the arguments do not go together.
+            If a column does not exist, has a type that an aggregate cannot take, or the arguments cannot be combined.
 
         Examples
         --------
@@ -256,7 +256,7 @@ class KeyedStream:
         Parameters
         ----------
         ttl : int, timedelta, str or Ttl, optional
-            A key is remembered so many milliseconds after the row that was returned; by default forever.
+            A key is remembered for this many milliseconds after the row that was returned; by default forever.
         within_watermark : bool
             Whether keys are remembered for the watermark's delay in event time, and late rows dropped, like
             ``dropDuplicatesWithinWatermark``.
@@ -271,7 +271,7 @@ class KeyedStream:
         Raises
         ------
         ConfigurationError
-            If the arguments do not go together.
+            If the arguments cannot be combined.
         """
         delay_ms = dedup_delay_ms(self._keyed.frame.df, self._keyed.own.watermark) if within_watermark else None
         plan = plan_deduplication(self._keyed.definition, ttl, delay_ms)
@@ -290,9 +290,9 @@ class KeyedStream:
         Parameters
         ----------
         by : str
-            The column that orders rows: the row with its greatest value is the newest, of several the last to arrive.
+            The column that orders rows: the row with its greatest value is the newest; of several, the last to arrive.
         ttl : int, timedelta, str or Ttl, optional
-            A key is forgotten so many milliseconds after its last row.
+            A key is forgotten this many milliseconds after its last row.
         combine, eventTimeColumnName
             As in :meth:`agg`.
 
@@ -325,9 +325,9 @@ class KeyedStream:
         n : int
             The number of rows, at least 1.
         by : str
-            The column that orders rows; of rows with the same value those that came first.
+            The column that orders rows; of rows with the same value, the first to arrive count.
         ttl : int, timedelta, str or Ttl, optional
-            A key is forgotten so many milliseconds after its last row.
+            A key is forgotten this many milliseconds after its last row.
         combine, eventTimeColumnName
             As in :meth:`agg`.
 
@@ -355,7 +355,7 @@ class KeyedStream:
         timeout: Duration | None = None,
         suffixes: Sequence[str] = ("_left", "_right"),
     ) -> DataFrame:
-        """Join with the rows of another keyed stream that have the same key, and a time not far away.
+        """Join with the rows of another keyed stream that have the same key and a nearby time.
 
         The event time of each side is the column of its `watermark`. A right row matches a left row if its time is from
         the left row's time plus `lower` to that time plus `upper`. A null in a key or a time matches nothing.
@@ -366,31 +366,31 @@ class KeyedStream:
             The right side, keyed by columns of the same types. The operator's uid, parallelism, location and options
             are those of the left side.
         lower, upper : int, timedelta or str
-            The bounds, which belong to the interval: milliseconds, a timedelta, or words such as "-10 seconds".
+            The bounds, which are part of the interval: milliseconds, a timedelta, or words such as "-10 seconds".
         how : {"inner", "left", "right", "full", "semi", "anti"}
-            The rows that are returned: pairs; with them, the rows without a match of the left side, of the right side
-            or of both; or only the left rows with a match ("semi"), or without one ("anti"). A row without a match is
-            returned when the watermark has passed its interval.
+            The rows that are returned: pairs; pairs and the rows without a match of the left side, the right side or
+            both; or only the left rows with a match ("semi") or without one ("anti"). A row without a match is returned
+            when the watermark has passed its interval.
         condition : pyarrow.compute.Expression, optional
             A further condition on a pair, over its output columns: ``pc.field("euro") >= pc.field("price")``. If it is
-            false or null, the pair is no match.
+            false or null, the pair is not a match.
         timeout : int, timedelta or str, optional
             How long in processing time a row without a match waits: milliseconds, a timedelta, or words such as "15
-            minutes". Then it is returned before the watermark has passed its interval, and matches no row that comes
-            later. It needs ``Options(heartbeat_s=...)``, and a `how` that returns rows without a match.
-        suffixes : two of str
-            Appended to the names of columns that both sides have, the grouping columns aside.
+            minutes". After that, it is returned although the watermark has not passed its interval, and matches no
+            later row. A timeout needs ``Options(heartbeat_s=...)``, and a `how` that returns rows without a match.
+        suffixes : two str
+            Appended to the names of columns that both sides have, except the grouping columns.
 
         Returns
         -------
         DataFrame
-            The grouping columns under their names on the left side, the other columns of the left side and, but for
-            "semi" and "anti", those of the right side.
+            The grouping columns under their names on the left side, the other columns of the left side and, except
+            with "semi" and "anti", those of the right side.
 
         Raises
         ------
         ConfigurationError
-            If an argument is not supported, a side has no watermark, or the two do not fit each other.
+            If an argument is not supported, a side has no watermark, or the two sides do not fit together.
 
         Examples
         --------
@@ -409,8 +409,8 @@ class KeyedStream:
     ) -> DataFrame:
         """Join each row with the newest row of another keyed stream that has the same key and is not later.
 
-        The event time of each side is the column of its `watermark`. Of right rows of one time the last to arrive
-        counts. A null in a key or a time matches nothing.
+        The event time of each side is the column of its `watermark`. Of right rows with the same time, the last to
+        arrive counts. A null in a key or a time matches nothing.
 
         Parameters
         ----------
@@ -423,9 +423,9 @@ class KeyedStream:
         how : {"inner", "left"}
             Whether left rows without a right row are dropped, or returned with nulls.
         wait : bool
-            Whether a left row waits until the watermark has passed its time, and so gets the right row that belongs to
-            it. Otherwise it is returned in its own batch, with what is there, and never corrected.
-        suffixes : two of str
+            Whether a left row waits until the watermark has passed its time, so that it gets the right row that belongs
+            to it. Otherwise it is returned in its own batch, with the right rows received so far, and never corrected.
+        suffixes : two str
             As in :meth:`join_interval`.
 
         Returns
@@ -475,7 +475,7 @@ class KeyedStream:
         time_column : str, optional
             The column of event time. The default is the column with the watermark; a batch DataFrame needs none.
         allowed_lateness : int, timedelta or str
-            How long a window still takes late rows after its result was returned: milliseconds, a timedelta, or words
+            How long a window still accepts late rows after its result was returned: milliseconds, a timedelta, or words
             such as "1 hour". Late rows make the window return a new result.
         late_column : str, optional
             Name of a struct column that the output gets for rows that are too late. By default they are dropped and
@@ -489,7 +489,7 @@ class KeyedStream:
         Raises
         ------
         ConfigurationError
-            If the arguments do not go together, or do not fit the columns.
+            If the arguments cannot be combined, or do not fit the columns.
 
         Examples
         --------

@@ -30,8 +30,8 @@ def process(
     Parameters
     ----------
     df : DataFrame
-        A streaming or a batch DataFrame. On a batch one, state starts empty and is discarded afterwards. The choice of
-        the subtask that gets a row has no meaning, but equal rows go to the same subtask.
+        A streaming or batch DataFrame. In a batch query, state starts empty and is discarded afterwards. Which subtask
+        gets a row has no meaning, but equal rows go to the same subtask.
     processor : OperatorProcessor
         The processor, an instance of a subclass.
     outputStructType : StructType or str
@@ -72,7 +72,7 @@ def _check_arguments(df: object, processor: object, broadcast: object) -> None:
     if not isinstance(processor, OperatorProcessor):
         raise ConfigurationError(
             f"processor must be an instance of statelog.OperatorProcessor, not {processor!r}.",
-            hint="Pass an object, not a class. Processors of keyed operators go to statelog.key_by(...).",
+            hint="Pass an object, not a class. Pass processors of keyed operators to a method of statelog.key_by(...).",
         )
     if broadcast is None:
         return
@@ -80,9 +80,9 @@ def _check_arguments(df: object, processor: object, broadcast: object) -> None:
         raise ConfigurationError(f"broadcast takes a DataFrame, not {type(broadcast).__name__}.")
     if broadcast.isStreaming != df.isStreaming:
         raise ConfigurationError(
-            f"The DataFrame is a {_kind(df)} one, broadcast a {_kind(broadcast)} one.",
+            f"df is a {_kind(df)} DataFrame, but broadcast is a {_kind(broadcast)} DataFrame.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Spark cannot bring them together: read both as streams, or both as batches.",
+            hint="Read both as streams, or both as batches: Spark cannot combine them otherwise.",
         )
     require_broadcast_method(processor)
 

@@ -158,17 +158,17 @@ class WindowedStream:
 
 
 def window_time_mode(windows: object, text: str | None) -> TimeMode:
-    """The clock of windows, from the user's name of it; raises ConfigurationError if they do not go together."""
+    """The time mode of windows, from the user's name for it; raises ConfigurationError if they do not fit together."""
     if isinstance(windows, CountWindows):
         if text is not None and TimeMode.parse(text) is not TimeMode.NONE:
             raise ConfigurationError(
-                f"CountWindows have nothing to do with time, and timeMode is {text!r}.", hint="Leave timeMode out."
+                f"timeMode is {text!r}, but CountWindows do not depend on time.", hint="Omit timeMode."
             )
         return TimeMode.NONE
     mode = TimeMode.EVENT_TIME if text is None else TimeMode.parse(text)
     if mode is TimeMode.NONE:
         raise ConfigurationError(
-            "timeMode is 'None', and windows of time need one.", hint="Use 'EventTime' or 'ProcessingTime'."
+            "timeMode is 'None', but windows of time need one.", hint="Use 'EventTime' or 'ProcessingTime'."
         )
     return mode
 
@@ -183,15 +183,15 @@ def window_time_column(df: DataFrame, asked: str | None, watermark: Watermark | 
     if not marked:
         raise ConfigurationError(
             "Windows in event time need "
-            + ("a watermark, and the input has none." if df.isStreaming else "a time column."),
+            + ("a watermark, but the input has none." if df.isStreaming else "a time column."),
             hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass it watermark=."
             if df.isStreaming
             else "Pass time_column.",
         )
     if asked is not None:
         raise ConfigurationError(
-            f"time_column is {asked!r}, but the watermark is of column {marked[0]!r}.",
-            hint="Leave time_column out, or give that column the watermark, which says when windows are complete.",
+            f"time_column is {asked!r}, but column {marked[0]!r} has the watermark.",
+            hint="Omit time_column, or give that column the watermark, which determines when windows are complete.",
         )
     return marked[0]
 
@@ -209,7 +209,7 @@ def on_time(df: DataFrame, late_column: str) -> DataFrame:
     Returns
     -------
     DataFrame
-        The results, in their other columns.
+        The results, without that column.
 
     Raises
     ------
@@ -245,7 +245,7 @@ def dedup_delay_ms(df: DataFrame, watermark: Watermark | None) -> int:
     marked = next(iter(marked_columns(df)), None)
     if marked is None:
         raise ConfigurationError(
-            "dedup: within_watermark needs a watermark, and the input has none.",
+            "dedup: within_watermark needs a watermark, but the input has none.",
             hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass it watermark=.",
         )
     return int(df.schema[marked].metadata[WATERMARK_DELAY])
@@ -259,13 +259,13 @@ def windowed(
     allowed_lateness: Duration,
     late_column: str | None,
 ) -> WindowedStream:
-    """Cut a keyed stream into windows; raises ConfigurationError if the arguments do not go together."""
+    """Cut a keyed stream into windows; raises ConfigurationError if the arguments cannot be combined."""
     df, watermark = keyed.frame.df, keyed.own.watermark
     mode = window_time_mode(windows, time_mode)
     if mode is not TimeMode.EVENT_TIME and (time_column is not None or watermark is not None):
         raise ConfigurationError(
-            "time_column and watermark have a meaning in event time only.",
-            hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
+            "time_column and watermark apply in event time only.",
+            hint="Omit them, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
         )
     if mode is TimeMode.PROCESSING_TIME and not df.isStreaming:
         raise ConfigurationError(

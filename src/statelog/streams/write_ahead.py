@@ -25,20 +25,21 @@ def write_ahead(
     """Store each batch's output in the checkpoint before a sink gets it.
 
     Spark repeats a batch if the query ends before the batch is committed. The sink then gets the stored rows, and the
-    operators keep their checkpoints of the batch. So a sink that goes by the batch id is exact whatever the processors
-    do: with random numbers, calls of other services, or rows in any order. The parallelism may have changed meanwhile.
+    operators keep their checkpoints of the batch. So a sink that recognizes a repeated batch by its id is exact,
+    whatever the processors do: use random numbers, call other services, or return rows in any order. The parallelism
+    may have changed meanwhile.
 
     Parameters
     ----------
     df : DataFrame
         The query's output, a streaming DataFrame. Its stateful operators are statelog's; Spark's own are refused.
     sink : function
-        Takes a DataFrame with the stored rows and the batch id, as the function of Spark's ``foreachBatch``. It may
+        Takes a DataFrame with the stored rows and the batch id, like the function of Spark's ``foreachBatch``. It may
         evaluate the DataFrame as often as it likes, or not at all, but not after it has returned.
     uid : str
         Name of the operator that stores the rows.
     parallelism, location, options
-        As in :func:`statelog.key_by`. By default the options are those of an operator in front.
+        As in :func:`statelog.key_by`. By default, the options are those of an operator that `df` comes from.
         The rows of `retained_checkpoints` batches are kept.
 
     Returns
@@ -49,7 +50,7 @@ def write_ahead(
     Raises
     ------
     ConfigurationError
-        If an argument or a setting of the session is not supported, or if `df` has stateful operators of Spark's.
+        If an argument or a setting of the session is not supported, or if `df` has stateful operators of Spark.
 
     Examples
     --------

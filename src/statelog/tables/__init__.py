@@ -1,6 +1,6 @@
 """State tables: how a subtask reads its state, in bulk.
 
-A table answers for many keys at once: their values, their entries, the timers that are due. Of one key it also finds
+A table answers for many keys at once: their values, their entries, the timers that are due. For one key, it also finds
 single entries, and gives all in pages. It shows the state of one checkpoint. A table is never the only copy: it can
 always be made again from local runs.
 
@@ -16,7 +16,7 @@ The life of a table:
 
 ``table`` has the contract ``StateTable`` and the columns that go in and out. Of the tables, ``runs`` (the default)
 searches mapped runs, newest first, and also puts runs over another table; ``run_entries`` does so for a single key,
-and ``found_rows`` makes answers of the rows. ``memory`` has dictionaries; ``rocksdb`` has an index on disk, in the
+and ``found_rows`` makes answers from the rows. ``memory`` has dictionaries; ``rocksdb`` has an index on disk, in the
 format of ``rocksdb_format``, fills it with ``sorted_files``, and reads a single key with ``rocksdb_entries``.
 
 Words: *key batch* (distinct keys in the order of their hashes), *entry* (here a row of a list or map state, or a

@@ -1,4 +1,4 @@
-"""A table in dictionaries: the plainest form of the contract, and the oracle of the tests."""
+"""A table in dictionaries: the simplest form of the contract, and the oracle of the tests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MemoryTable(StateTable):
         for run in runs:
             for name, section in run.sections.items():
                 keys = self._states.setdefault(name, {})
-                # One object for all equal descriptors, so that rows of equal description are recognized by it.
+                # One object for all equal descriptors, so that rows with equal descriptions are recognized by it.
                 if section.state not in self._descriptors:
                     self._descriptors.append(section.state)
                 state = self._descriptors[self._descriptors.index(section.state)]

@@ -26,7 +26,7 @@ class MemoryTables:
         self._tables: dict[Path, tuple[bytes, MemoryTable]] = {}
 
     def at(self, local: LocalRuns, runs: Sequence[tuple[LocalRun, Run]], head: bytes) -> MemoryTable:
-        """The subtask's table, brought to a digest: from where it was left if runs lead from there, else made anew.
+        """The subtask's table, brought to a digest: from its last state if runs lead from there, otherwise made anew.
 
         The parameters are those of :func:`open_rocksdb`.
         """
@@ -52,7 +52,7 @@ class Filling(Protocol):
         """Note how many bytes of runs are to be added to the table."""
 
     def added(self, size_bytes: int) -> None:
-        """Note how many of them are added so far; an exception ends the work."""
+        """Note how many bytes have been added so far; an exception ends the work."""
 
 
 def open_rocksdb(
@@ -61,7 +61,7 @@ def open_rocksdb(
     """Open a subtask's RocksDB table and bring it to a state.
 
     It continues from the state that it holds, if local runs lead from there to `head`, the digest of the wanted state.
-    Otherwise it is made anew from that state's `runs`, oldest first: after another history, damage, or a death in the
+    Otherwise it is made anew from that state's `runs`, oldest first: after another history, damage, or a crash in the
     middle of a large run. Local runs that are not part of the state may be removed only afterwards.
 
     None if the table is open already, because another attempt of the subtask is still alive.

@@ -1,4 +1,4 @@
-"""A table in RocksDB: on disk and with an index of its own, for states that are read entry by entry."""
+"""A table in RocksDB: on disk and with its own index, for states that are read entry by entry."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _Add = Callable[[Any, pa.RecordBatch, StateDescriptor, int, int], None]
 """Adds rows of a state, given with its number and that of its description, to a batch of writes."""
 
 _NEW: Final = "new"
-"""The folder of files that RocksDB takes over."""
+"""The folder of files that RocksDB ingests."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(TableHeader)
@@ -74,7 +74,7 @@ class RocksTable(StateTable):
     """The state in a RocksDB database.
 
     The order of calls is :meth:`open`; :meth:`advance` or :meth:`apply`; then reading; then :meth:`close`. A process
-    that dies leaves the state after some earlier call of these, or a digest of None: there is no write-ahead log and no
+    that dies leaves the state after one of its earlier calls, or a digest of None: there is no write-ahead log and no
     sync, because local runs hold the same state.
     """
 
@@ -151,7 +151,7 @@ class RocksTable(StateTable):
 
     def reset(self, digest: bytes | None = None) -> None:
         """Start over with an empty table; `digest` is the chain digest of its state."""
-        with suppress(Exception):  # it is not open, or fails: its content is not needed
+        with suppress(Exception):  # it is not open, or closing fails: its content is not needed
             self._database.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._open()
@@ -162,7 +162,7 @@ class RocksTable(StateTable):
     def close(self) -> None:
         """Close the database, so that others can open it; one that has failed is removed."""
         self._is_closed = True
-        with suppress(Exception):  # whatever state it holds then, its digest names it
+        with suppress(Exception):  # whichever state it then holds, its digest names it
             self._database.close()
         if self._is_broken:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -201,8 +201,8 @@ class RocksTable(StateTable):
         return batch
 
     def _fill(self, run: Run, note_rows: Callable[[int], object]) -> Any:
-        """As :meth:`_put`, for an empty table: it ingests sorted files, and writes only rows that these cannot hold."""
-        # Ingested files are permanent at once, so no older digest may be found beside them.
+        """Like :meth:`_put`, for an empty table: ingests sorted files, and writes only rows that these cannot hold."""
+        # Ingested files are permanent at once, so no older digest may be found alongside them.
         self._write(self._new_batch())
         self._database.flush()
         files = SortedFiles(self._folder.parent / _NEW, lambda: self._rocksdict.SstFileWriter(self._options()))
@@ -237,7 +237,7 @@ class RocksTable(StateTable):
                     yield rows.slice(start, chunk_rows), section.state, number, form
 
     def drop_deleted(self, generations: Mapping[str, int]) -> None:
-        """Remove deleted states; `generations` says how often each state that was ever deleted has been."""
+        """Remove deleted states; `generations` says how often each state was deleted."""
         batch = self._new_batch()
         for number, state in enumerate(self._contents.states):
             if state.name and is_deleted(state.name, generations):
@@ -249,7 +249,7 @@ class RocksTable(StateTable):
                 self._write(batch)
 
     def drop_expired(self, moment: Moment, rows: int) -> None:
-        """Look at the next `rows` rows of the states with a TTL, in turn, and remove those that have expired."""
+        """Check the next `rows` rows of the states with a TTL, in turn, and remove those that have expired."""
         contents = self._contents
         mortal = {
             of_state(number)[0]: TimeDomain(form.expires_by)
@@ -386,7 +386,7 @@ class RocksTable(StateTable):
             raise ProcessorError(
                 "An iterator of a list, a map or timers was used after its batch.",
                 kind=ErrorKind.STATE_USAGE,
-                hint="Use it up in the call that asked for it, or keep a list of its elements.",
+                hint="Consume it in the call that asked for it, or keep a list of its elements.",
             )
 
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
@@ -461,7 +461,7 @@ def rocksdict_library() -> Any:
         import rocksdict
     except ImportError as error:
         raise ConfigurationError(
-            "Option table is 'rocksdb', and the package rocksdict is not installed.",
+            "Option table is 'rocksdb', but the package rocksdict is not installed.",
             hint="Install it for the driver and the tasks (pip install statelog[rocksdb]), or choose another table.",
         ) from error
     return rocksdict

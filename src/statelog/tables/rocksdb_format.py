@@ -61,7 +61,7 @@ class TableHeader(msgspec.Struct):
     states: list[HeldState] = []
     """The states, by number."""
     looked_at: bytes = b""
-    """Key of the last row that was looked at in search of expired ones; empty: begin with the first."""
+    """Key of the last row that was checked for expiry; empty to begin with the first."""
 
 
 # ---- Keys ----
@@ -117,7 +117,7 @@ def _big_endian(numbers: np.ndarray[Any, Any], width: int) -> pa.Array:
 
 
 def _joined(prefix: bytes, *parts: pa.Array) -> list[bytes]:
-    # Large binaries: the keys of some rows may almost fill an array already, and get longer here.
+    # Large binaries: the keys of some rows may almost fill an array already, and become longer here.
     whole = [pa.scalar(prefix, pa.large_binary()), *(part.cast(pa.large_binary()) for part in parts)]
     joined: list[bytes] = pc.binary_join_element_wise(*whole, pa.scalar(b"", pa.large_binary())).to_pylist()
     return joined
@@ -265,7 +265,7 @@ class EntriesInRocks(KeyEntries):
         return rows, None
 
 
-# ---- Sorted files, which RocksDB takes over as they are ----
+# ---- Sorted files, which RocksDB ingests unchanged ----
 
 
 _FILE_BYTES: Final = 64 << 20

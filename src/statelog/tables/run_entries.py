@@ -80,7 +80,7 @@ class EntriesInRuns(KeyEntries):
 
     def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
         sources = [*self._opened, *self._unopened]
-        # A page is finished once it is half full, and the next parts of all sources fill at most the other half.
+        # A page is complete once it is half full, and the next parts of all sources fill at most the other half.
         count = 2 * (len(sources) + (self._older is not None))
         entries, size_bytes = max(1, max_entries // max(1, count)), max_bytes // max(1, count)
         parts = [_parts_of(rows, entries, size_bytes) for rows in sources]
@@ -91,7 +91,7 @@ class EntriesInRuns(KeyEntries):
             found = Gatherer(self._state, self._budget)
             rows_taken = bytes_taken = 0
             while heads and rows_taken <= max_entries // 2 and bytes_taken <= max_bytes // 2:
-                # Up to the first end of these parts no later part has an entry.
+                # Up to the first end of these parts, no later part has an entry.
                 end = min([head.last for head in heads])
                 for head in heads:
                     rows = head.take(end)
@@ -112,7 +112,7 @@ class EntriesInRuns(KeyEntries):
             parts.append(self._older_between(self._older, wanted, max_entries, max_bytes))
         unread = [part.unread for part in parts if part.unread is not None]
         page, rest = wanted, None
-        if unread:  # on this side of all of them no part lacks rows
+        if unread:  # on this side of all of these, no part lacks rows
             page, rest = wanted.cut(max(unread) if wanted.from_end else min(unread))
         found = Gatherer(self._state, self._budget)
         for age, part in enumerate(parts):
@@ -138,7 +138,8 @@ class _Part:
 
     rows: list[pa.RecordBatch]
     unread: bytes | None
-    """The entry key before which the range was read, or from which on if it is read from its end; None: all of it."""
+    """The entry key before which the range was read, or from which on if it is read from its end; None if it was read
+    completely."""
 
     def within(self, page: EntryRange) -> Iterator[pa.RecordBatch]:
         """The rows in a part of the range."""
@@ -201,7 +202,7 @@ class _Head:
         self._parts = parts
 
     def advance(self) -> bool:
-        """Go on to the next part; False if there is none."""
+        """Move to the next part; False if there is none."""
         rows = next(self._parts, None)
         if rows is None:
             return False
@@ -216,7 +217,7 @@ class _Head:
         return self._taken == len(self._entries)
 
     def take(self, end: bytes) -> pa.RecordBatch:
-        """The rows up to an entry, itself included."""
+        """The rows up to and including an entry."""
         start = self._taken
         self._taken = bisect_right(self._entries, end, start)
         return self._rows.slice(start, self._taken - start)
@@ -269,7 +270,7 @@ class Gatherer:
     def _newest_first(self, positions: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
         """The order of the rows by key, entry and age, and which rows in that order are the newest of their entry."""
         order, is_newest = np.argsort(positions, kind="stable"), np.ones(len(positions), bool)
-        # A row that is alone with its key is in its place already, and sorting by entries is what takes the time.
+        # The only row of a key is in its place already, and sorting by entries is what takes the time.
         has_same = np.zeros(len(positions) + 1, bool)
         has_same[1:-1] = np.diff(positions[order]) == 0
         places = np.flatnonzero(has_same[1:] | has_same[:-1])

@@ -1,4 +1,4 @@
-"""The default table: it searches the runs, newest first. Also a branch of any table: later runs above it."""
+"""The default table: it searches the runs, newest first. Also a branch of any table: later runs on top of it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RunsTable(StateTable):
         counts, size_bytes = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
         for section in self._sections(state):
             for block, start, end in section.blocks_of(keys.hashes):
-                if block.first_hash == block.last_hash:  # rows of a large key, which is not opened for this
+                if block.first_hash == block.last_hash:  # rows of a large key, whose blocks are not opened for this
                     counts[start:end] += block.rows
                     size_bytes[start:end] += block.size_bytes
                     continue
@@ -127,7 +127,7 @@ class RunsTable(StateTable):
 class BranchedTable(RunsTable):
     """Runs, oldest first, over a table, which stays as it is.
 
-    A read takes the table's rows of the keys in question as one more run, older than the others.
+    A read uses the table's rows of the requested keys as one more run, older than the others.
     """
 
     def __init__(self, table: StateTable, runs: Sequence[Run]) -> None:

@@ -70,7 +70,7 @@ class EntryRows(ValueRows):
 
 @dataclass(frozen=True)
 class EntryCounts:
-    """Upper bounds of what the entries of each key in a batch take."""
+    """Upper bounds of the number and size of the entries of each key in a batch."""
 
     entries: npt.NDArray[np.int64]
     """Number of entries, of shape (n,)."""
@@ -78,7 +78,7 @@ class EntryCounts:
     """Their size as columns, of shape (n,); 0 if the table does not know it."""
 
     def slice(self, start: int, end: int) -> EntryCounts:
-        """Those of the keys from `start` up to, not including, `end`."""
+        """The bounds for the keys from `start` up to, not including, `end`."""
         return EntryCounts(self.entries[start:end], self.size_bytes[start:end])
 
 
@@ -99,10 +99,10 @@ class EntryRange:
     first: bytes
     end: bytes
     from_end: bool = False
-    """Whether the last ones are read first."""
+    """Whether the last keys are read first."""
 
     def cut(self, entry: bytes) -> tuple[EntryRange, EntryRange]:
-        """The entry keys before a certain one, and the others; first the part that is read first."""
+        """The entry keys before a given one, and the others; the part that is read first comes first."""
         before, others = replace(self, end=entry), replace(self, first=entry)
         return (others, before) if self.from_end else (before, others)
 
@@ -112,7 +112,7 @@ class EntryPage:
     """The entries of a range, up to some number and size."""
 
     rows: EntryRows
-    """In order, from whichever end they were read. There may be none although some are left."""
+    """In order, from whichever end they were read. There may be none even if some are left."""
     rest: EntryRange | None
     """Where the others are; None if there are none."""
 
@@ -128,16 +128,16 @@ class KeyEntries(ABC):
     def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
         """All entries in order, in pages with at least one entry, and more only up to both limits.
 
-        Each page is read when it is asked for, and shows the state as of the call; ProcessorError if the table is
-        closed by then and must be open for that. All positions are 0.
+        Each page is read when it is asked for, and shows the state as of the call; ProcessorError if reading needs an
+        open table and it is closed by then. All positions are 0.
         """
 
     @abstractmethod
     def between(self, wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
         """A page of the entries in a range, found without reading those outside of it.
 
-        It has about as many entries and bytes as the limits say, but one entry in any case unless there is none; only
-        removed entries may fill a page. All positions are 0.
+        It has about as many entries and bytes as the limits say, but at least one entry if there is any, unless removed
+        entries fill the page. All positions are 0.
         """
 
 
@@ -165,10 +165,10 @@ class StateTable(ABC):
 
     @abstractmethod
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
-        """Timers of all keys that are due up to `until_ms`; the caller knows that there are none up to `after_ms`."""
+        """Timers of all keys that are due by `until_ms`; the caller knows that there are none up to `after_ms`."""
 
     def mean_bytes(self, state: StateDescriptor) -> int:
-        """About how many bytes a row of a state takes, found without reading rows; 0 if unknown."""
+        """The approximate bytes of a row of a state, found without reading rows; 0 if unknown."""
         return 0
 
     @abstractmethod

@@ -1,9 +1,9 @@
-"""What runs in a Python worker: one attempt of a subtask at a batch.
+"""The part that runs in a Python worker: one attempt of a subtask at a batch.
 
-A task talks to the coordinator with the messages of package `rpc`, and it knows nothing of Spark.
+A task talks to the coordinator with the messages of package `rpc`, and does not depend on Spark.
 
 1. An `attempt` begins with a call that returns the view of the subtask: the state before the batch. It measures and
-   reports a restore that takes long.
+   reports a long restore.
 2. `keyed_task` and `unkeyed_task` restore that state with package `local` and give it to the operator, which processes
    the rows. `output_task` has no state: it stores the query's output.
 3. The changes become a `changeset`: in the ack itself if they are small, otherwise as an object in the store.

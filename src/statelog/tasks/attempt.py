@@ -47,7 +47,7 @@ class WorkerMemory:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The surroundings of one attempt: Spark's arguments, the worker, and the host's files."""
+    """The environment of one attempt: Spark's arguments, the worker, and the host's files."""
 
     task: TaskId
     partition: int
@@ -58,7 +58,7 @@ class Attempt:
     """Sends a request and its payload to the coordinator."""
     memory: WorkerMemory
     local_of: Callable[[str], Path]
-    """Gives the subtask's local directory, by the operator's identity."""
+    """Returns the subtask's local directory for an operator's identity."""
     open_store: Callable[[str], Store]
     """Opens the store of a location."""
     clock: Clock
@@ -80,7 +80,7 @@ class Attempt:
 
     @contextmanager
     def local_in_use(self, local: Path) -> Iterator[None]:
-        """Hold the local directory during the block, and then remove those that no subtask has used for long."""
+        """Hold the local directory during the block, and then remove directories that no subtask has used for long."""
         task = self.task
         with self._fenced_first(), _named_disk(local), in_use(local, task.batch):
             yield
@@ -113,20 +113,20 @@ class Attempt:
     def begin(self, input_rows: int, time_ms: int | None) -> Begun | None:
         """Ask the coordinator for the state before the batch; `time_ms` is the batch time in the rows.
 
-        None if the batch's stored checkpoint stays: then nothing is to be done.
+        None if the batch's stored checkpoint stays: then there is nothing to do.
         """
         with self.stopwatch.counting(Part.WAIT):
             reply = self.call(Begin(self.task, self.partition, input_rows, time_ms), b"")
         return None if isinstance(reply, Kept) else require_reply(reply, Begun, "begin")
 
     def step(self, step: Step) -> None:
-        """Tell the observer that the attempt has come to a step."""
+        """Tell the observer that the attempt has reached a step."""
         self.options.observer.step(step, self.task.batch, self.task.subtask)
 
 
 @contextmanager
 def _named_disk(local: Path) -> Iterator[None]:
-    """Report an error of local files with its host; processors, stores and calls have error types of their own."""
+    """Report an error of local files with its host; processors, stores and calls have their own error types."""
     try:
         yield
     except OSError as error:
@@ -184,7 +184,7 @@ class Restoring:
         self.known_bytes += missing.length
 
     def read(self) -> None:
-        """Note that the next of them is here; StorageError if the deadline is over and others are missing."""
+        """Note that the next one has arrived; StorageError if the deadline is over and others are missing."""
         self._read_bytes += self._missing[self._read][1] if self._read < len(self._missing) else 0
         self._read += 1
         now_s = self._clock.monotonic_s()
@@ -193,7 +193,7 @@ class Restoring:
         self._tell_now_and_then(now_s)
 
     def begin_table(self, size_bytes: int) -> None:
-        """All of them are here; now runs of so many bytes go into a table. A second call replaces the first."""
+        """Note that all have arrived, and runs of this size now go into a table. A second call replaces the first."""
         self._read_bytes, self._table_bytes = self.known_bytes, size_bytes
 
     def added(self, size_bytes: int) -> None:
@@ -202,10 +202,10 @@ class Restoring:
         now_s = self._clock.monotonic_s()
         if size_bytes < self._table_bytes and self._is_over(now_s):
             raise StorageError(
-                f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: its runs are here, and"
+                f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: its runs are here, but"
                 f" {self._added_bytes / 1e6:.1f} of their {self._table_bytes / 1e6:.1f} MB are in its table.",
                 kind=ErrorKind.RESTORE_DEADLINE,
-                hint="Is the local disk slow? Options(restore_deadline_s=...) says how long it may take;"
+                hint="Check whether the local disk is slow. Options(restore_deadline_s=...) says how long it may take;"
                 " Options(table='runs') needs no table besides the runs.",
             )
         self._tell_now_and_then(now_s)
@@ -215,7 +215,7 @@ class Restoring:
         return deadline_s is not None and now_s - self._started_s > deadline_s
 
     def _require_all(self, now_s: float) -> None:
-        """The deadline is over: fail if anything is missing."""
+        """Fail if anything is missing after the deadline."""
         left = self._missing[self._read :]
         if left:
             missing_mb = sum(length for _, length in left) / 1e6
@@ -224,7 +224,7 @@ class Restoring:
                 f" {self.known_bytes / 1e6:.1f} MB in {len(self._missing)} pieces, {missing_mb:.1f} MB in {len(left)}"
                 f" pieces are missing, the next one in {left[0][0]}.",
                 kind=ErrorKind.RESTORE_DEADLINE,
-                hint="Is the storage slow? Options(restore_deadline_s=...) says how long it may take, and"
+                hint="Check whether the storage is slow. Options(restore_deadline_s=...) says how long it may take, and"
                 " Options(replay_budget_s=..., materialization_interval_s=...) how much there is to read.",
             )
 

@@ -45,15 +45,15 @@ class Parts(Protocol):
         """Size in memory of the rows that are in no part yet."""
 
     def take_part(self, compression: str | None, max_bytes: int | None = None) -> tuple[bytes, int]:
-        """Encode rows that are in no part yet: all, or about so many bytes; returns also their number."""
+        """Encode rows that are in no part yet: all, or about `max_bytes` of them; also returns their number."""
 
 
 class PartsWriter:
     """Stores the rows of one attempt; many rows in parts, while the batch runs.
 
     A part is written during the batch once its rows take `upload_part_bytes` of the options in memory, and more than
-    the coordinator's `inline_bytes`. The last part is sent with the ack if it has at most so many bytes, or no rows. As
-    a context manager it deletes the attempt's objects if the block fails.
+    the coordinator's `inline_bytes`. The last part is sent with the ack if it has at most `inline_bytes`, or no rows.
+    As a context manager, it deletes the attempt's objects if the block fails.
     """
 
     def __init__(self, parts: Parts, attempt: Attempt, begun: Begun) -> None:
@@ -78,7 +78,7 @@ class PartsWriter:
             self._uploads.abandon()
 
     def offer(self) -> None:
-        """Upload parts while enough rows have come together; StorageError if an upload has failed."""
+        """Upload parts while enough rows are waiting; StorageError if an upload has failed."""
         while self._parts.unstored_bytes >= self._part_bytes:
             self._upload(*self._parts.take_part(self._attempt.options.codec, self._part_bytes))
 

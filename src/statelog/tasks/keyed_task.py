@@ -49,7 +49,7 @@ class BatchInput:
 
 @dataclass(frozen=True)
 class _Start:
-    """What the subtask starts from: the coordinator's answer, and the local files."""
+    """The starting point of the subtask: the coordinator's answer, and the local files."""
 
     begun: Begun
     folder: Path
@@ -58,14 +58,14 @@ class _Start:
     within: HashRange
     """The subtask's key hashes."""
     operator: KeyedOperator
-    """With its states as they are stored: under their stored names, with their stored expiry."""
+    """The operator with its states as they are stored: under their stored names, with their stored expiry."""
     garbage: Garbage
-    """The rows that are garbage permanently."""
+    """The rows that are permanently garbage."""
     open_store: Callable[[], Store]
 
     @property
     def shared_folder(self) -> Path:
-        """Where the subtasks of all operators share what they read from the store on this host."""
+        """The folder in which the subtasks of all operators on this host share what they read from the store."""
         return self.folder.parents[2] / SHARED_FOLDER
 
 
@@ -84,7 +84,7 @@ class Maintenance:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether local runs are being merged, or wait to be, that are too large to merge at once."""
+        """Whether local runs that are too large to merge at once are being merged, or are waiting to be."""
         return self.materializer.is_merging or not self._is_done_at_once(self._to_merge())
 
     def work(self) -> None:
@@ -134,7 +134,7 @@ class KeyedTask:
     def run(self, read: BatchInput) -> Generator[pa.RecordBatch, None, Acked]:
         """Process the batch, yield the output, and return the coordinator's reply to the ack.
 
-        The last output batch follows the reply. After a StatelogError nothing of the attempt counts.
+        The last output batch follows the reply. After a StatelogError, nothing of the attempt counts.
         """
         begun = self.attempt.begin(len(read.rows.hashes), read.time_ms)
         if begun is None:
@@ -201,9 +201,9 @@ class KeyedTask:
     ) -> Iterator[tuple[StateTable, bool]]:
         """Open a table at the state before the batch; it is closed at the end of the block.
 
-        Yields also whether it is the operator's own table; otherwise another attempt has that open.
+        Also yields whether it is the operator's own table; otherwise another attempt has that open.
         """
-        # Before the sweep: the table may need runs that others have replaced, to continue from its own position.
+        # Before the sweep: to continue from its own position, the table may need runs that others have replaced.
         own = self._own_table(start, runs, restoring)
         with closing(RunsTable([run for _, run in runs]) if own is None else own) as table:
             if own is not None:
@@ -250,7 +250,7 @@ class KeyedTask:
     def _process(
         self, subtask: KeyedSubtask, writer: ChangesetWriter, read: BatchInput, initial: KeyedRows | None
     ) -> Generator[pa.RecordBatch, None, pa.RecordBatch | None]:
-        """Yield the output but for its last batch, which is returned; offer the changes to the writer meanwhile."""
+        """Yield the output except its last batch, which is returned; offer the changes to the writer meanwhile."""
         last: pa.RecordBatch | None = None
         stopwatch = self.attempt.stopwatch
         for output in subtask.process(read.rows, initial):
@@ -266,7 +266,7 @@ class KeyedTask:
     def _changeset(
         self, writer: ChangesetWriter, maintenance: Maintenance, input_rows: int
     ) -> tuple[Changeset, Materialized | None]:
-        """The batch's changeset, and the materialized state that goes with it: of a job, or of the batch itself."""
+        """The batch's changeset, and the materialized state that goes with it: from a job, or from the batch itself."""
         if self.attempt.options.tuning.changelog:
             request = maintenance.begun.permit.maintenance
             return writer.finish(maintenance.local, input_rows), maintenance.materializer.result(

@@ -39,8 +39,8 @@ class OutputRows:
 class StoredRows:
     """Rows on their way to the store, as Arrow IPC streams.
 
-    `columns` describes the user's columns. Each stream has it, so that a batch can be read without the query that wrote
-    it; also the one without rows.
+    `columns` describes the user's columns. Each stream has it, even one without rows, so that a batch can be read
+    without the query that wrote it.
     """
 
     def __init__(self, columns: str) -> None:
@@ -56,7 +56,7 @@ class StoredRows:
         self.unstored_bytes += batch.nbytes
 
     def take_part(self, compression: str | None, max_bytes: int | None = None) -> tuple[bytes, int]:
-        """As :meth:`Parts.take_part`; a part has whole batches."""
+        """Like :meth:`Parts.take_part`; a part has whole batches."""
         sink, rows, taken = pa.BufferOutputStream(), 0, 0
         schema = self._schema.with_metadata(self._metadata)
         with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
@@ -69,7 +69,7 @@ class StoredRows:
 
 
 def stored_columns(data: bytes, name: str) -> str:
-    """The description of the user's columns that a stored part of object `name` has; CorruptionError without one."""
+    """The description of the user's columns in a stored part of object `name`; CorruptionError without one."""
     with _reading(name), read_stream(data) as reader:
         metadata = reader.schema.metadata or {}
         if _COLUMNS not in metadata:
@@ -78,7 +78,7 @@ def stored_columns(data: bytes, name: str) -> str:
 
 
 def stored_batches(data: bytes, name: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a stored part of object `name`; CorruptionError if they are none."""
+    """The rows of a stored part of object `name`; CorruptionError if it has no valid rows."""
     with _reading(name):
         for batch in stream_batches(data):
             yield batch.replace_schema_metadata(None)
@@ -93,7 +93,7 @@ def _reading(name: str) -> Iterator[None]:
         raise CorruptionError(
             f"{name}: a batch's output is malformed: {error}.",
             kind=ErrorKind.FORMAT,
-            hint="Restore the file from a copy; the batch's output cannot be handed out again without it.",
+            hint="Restore the file from a copy; without it, the batch's output cannot be returned again.",
         ) from None
 
 
@@ -106,7 +106,7 @@ class OutputTask:
     """Describes the user's columns."""
 
     def run(self, read: OutputRows) -> Generator[pa.RecordBatch, None, Acked]:
-        """Store the rows; nothing comes out. After a StatelogError nothing of the attempt counts."""
+        """Store the rows, without output. After a StatelogError, nothing of the attempt counts."""
         attempt = self.attempt
         begun = attempt.begin(read.count, read.time_ms)
         if begun is None:

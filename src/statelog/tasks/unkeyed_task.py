@@ -33,7 +33,7 @@ class UnkeyedTask:
     def run(self, read: UnkeyedInput) -> Generator[pa.RecordBatch, None, Acked]:
         """Process the batch, yield the output, and return the coordinator's reply to the ack.
 
-        The last output batch follows the reply. After a StatelogError nothing of the attempt counts.
+        The last output batch follows the reply. After a StatelogError, nothing of the attempt counts.
         """
         attempt, task = self.attempt, self.attempt.task
         begun = attempt.begin(read.count, read.time_ms)

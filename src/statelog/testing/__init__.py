@@ -1,7 +1,7 @@
-"""Tests of processors without Spark, and the conformance tests of stores.
+"""Tools for testing processors without Spark, and conformance tests of stores.
 
 `Harness` runs a query with one operator in plain Python: no session, no JVM, milliseconds per batch. It is not an
-imitation: the real coordinator, log, tasks, local runs and tables run below it. `TwsTester` offers the interface of
+imitation: it runs the real coordinator, log, tasks, local runs and tables. `TwsTester` offers the interface of
 Spark's tester on the same base. docs/testing.md is the page for users.
 
 A harness works like this:
@@ -14,7 +14,7 @@ A harness works like this:
 3. `state_view` reads a key's state from the newest checkpoint, as a new host would.
 
 Apart from that, `contracts` has the conformance tests of a store, which the tests of an implementation subclass, and
-`clock` a clock that a test advances.
+`query` has a clock that a test advances.
 
 Words:
 

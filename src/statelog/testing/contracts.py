@@ -62,7 +62,7 @@ class StoreContract:
             assert [info.size_bytes for info in store.list()] == [len(data)]
 
     def test_names_are_taken_as_they_are(self, store: Store) -> None:
-        """A name that would become another one may be refused."""
+        """A store may refuse a name that it would have to change."""
         names = []
         for name in NAMES:
             try:

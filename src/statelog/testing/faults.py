@@ -46,7 +46,7 @@ class Fault:
 
 
 class FaultPlan:
-    """Decides for each call of a store whether it fails; this base class lets none fail.
+    """Decides for each call of a store whether it fails; with this base class, no call fails.
 
     The store asks :meth:`fault` before each call takes effect.
     """
@@ -65,12 +65,12 @@ class FaultPlan:
         action: Callable[[], None] | None = None,
         kind: ErrorKind = ErrorKind.STORE_FAILED,
     ) -> FaultPlan:
-        """A plan with one fault, at the given call (from 1) of an operation, or of all operations together if None."""
+        """A plan with one fault, at the given call (from 1) of an operation, or of any operation if None."""
         return _OneFault(operation, call, Fault(when, torn_bytes, action, f"{operation} {call} {when}", kind))
 
     @staticmethod
     def seeded(seed: int, *, rate: float, kind: ErrorKind = ErrorKind.STORE_FAILED) -> FaultPlan:
-        """A plan of random faults in a share `rate` of all calls: before the effect, after it, and torn appends."""
+        """A plan of random faults in a share `rate` of all calls: before or after the effect, or as torn appends."""
         return _SeededFaults(seed, rate, kind)
 
 
@@ -102,7 +102,7 @@ class _SeededFaults(FaultPlan):
 
 
 class FaultStore(StoreWrapper):
-    """Forwards requests to another store, with the faults of a plan. Closing and removing remains never fail."""
+    """Forwards requests to another store, with the faults of a plan. Closing and removing leftovers never fail."""
 
     def __init__(self, inner: Store, plan: FaultPlan) -> None:
         super().__init__(inner)

@@ -32,7 +32,7 @@ _Rows = list[Any]  # the class has a method named list
 
 @dataclass(frozen=True)
 class HarnessSnapshot:
-    """A query without its processes, copied by :meth:`Harness.snapshot` for :meth:`Harness.restore`."""
+    """A copy of a query without its processes, made by :meth:`Harness.snapshot` for :meth:`Harness.restore`."""
 
     query: Snapshot
     arguments: OperatorArguments
@@ -57,17 +57,17 @@ class HarnessParts:
 
 
 def parts_of(harness: Harness) -> HarnessParts:
-    """The parts of a harness as it is now; a restart may replace the description."""
+    """The current parts of a harness; a restart may replace the description."""
     return HarnessParts(harness._description, harness._query, harness._batches)
 
 
 class Harness:
-    """A query with one stateful operator, without Spark: no session, no JVM, no files of yours.
+    """A query with one stateful operator, without Spark: no session, no JVM, no files of your own.
 
-    It runs the same code as a query below Spark: the processor is pickled and called in the same order, rows reach
+    It runs the same code as a query on Spark: the processor is pickled and called in the same order, rows reach
     subtasks by the same hash of their keys (Spark's ``xxhash64``), and state passes through the same changesets, log
-    and tables, in a temporary directory that :meth:`close` removes. The order of calls is the constructor, then
-    :meth:`push` and the other methods as a test needs them, then :meth:`close`, also by leaving a ``with`` block.
+    and tables, in a temporary directory that :meth:`close` removes. Create a harness, call :meth:`push` and the other
+    methods as needed, and finally call :meth:`close` or leave the ``with`` block.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Harness:
     input, output : StructType or str
         Columns of the input and of the output.
     keys : list of str
-        The grouping columns; an OperatorProcessor has none, nor any of the arguments up to `keyHash`.
+        The grouping columns; for an OperatorProcessor, omit this and the following arguments up to `keyHash`.
     timeMode : {"None", "ProcessingTime", "EventTime"}
         As for ``transformWithState``.
     pandas : bool
@@ -84,14 +84,14 @@ class Harness:
     initialState : tuple of (StructType or str, list of rows), optional
         Columns and rows of an initial state, keyed by columns of the same names.
     eventTime : str, optional
-        The column that ``withWatermark`` would name in a query. It decides which rows are late;
+        The column that ``withWatermark`` would name in a query. It determines which rows are late;
         :meth:`advanceWatermark` sets the watermark.
     eventTimeColumnName : str
         The output column that a later operator takes as event time.
     watermark : Watermark, optional
         The operator's own watermark, computed from its rows.
     keyHash : callable, optional
-        The hash of a key (a tuple) as a 64-bit number; one with few values makes keys collide.
+        The hash of a key (a tuple) as a 64-bit number; a hash with few values makes keys collide.
     broadcast : StructType or str, optional
         Columns of the broadcast input of an OperatorProcessor.
     parallelism : int
@@ -99,8 +99,8 @@ class Harness:
     options : Options, optional
         The operator's options, for example its table.
     storeFaults : float or FaultPlan
-        Share of the store's calls that fail, chosen by `seed`, or a plan of your own. A task that fails by it is
-        attempted four times, as in Spark.
+        Share of the store's calls that fail, chosen by `seed`, or your own plan. A task that fails because of it is
+        attempted up to four times, as in Spark.
     seed : int
         Seed of the random faults.
     sessionTimeZone : str
@@ -193,9 +193,9 @@ class Harness:
         Raises
         ------
         ProcessorError
-            If the processor fails. That ends the query; the next batch starts from the previous checkpoint.
+            If the processor fails. This ends the query; the next batch starts from the previous checkpoint.
         ConfigurationError
-            If rows do not fit the input, or time goes back.
+            If rows do not fit the input, or time goes backward.
         """
         before = self._batches.last_time
         time_ms = before.time_ms if processingTimeMs is None else processingTimeMs
@@ -221,12 +221,12 @@ class Harness:
         """
         if self._arguments.watermark is not None:
             raise ConfigurationError(
-                "advanceWatermark: the operator has a watermark of its own, which follows from the rows.",
-                hint="Push a row with a later time; the batch after it has the new watermark, and push([]) is one.",
+                "advanceWatermark: the operator has its own watermark, which is computed from the rows.",
+                hint="Push a row with a later time. The next batch, such as push([]), has the new watermark.",
             )
         before = self._batches.last_time
         if timeMs < before.watermark_ms:
-            raise ConfigurationError(f"advanceWatermark: the watermark is {before.watermark_ms}, and cannot go back.")
+            raise ConfigurationError(f"advanceWatermark: the watermark is {before.watermark_ms} and cannot go back.")
         return self._run([], self._at(before.time_ms, timeMs))
 
     def repeatBatch(self, *, restart: bool = False) -> _Rows:
@@ -249,8 +249,8 @@ class Harness:
         if found != expected:
             only_before, only_now = list((expected - found).elements()), list((found - expected).elements())
             raise AssertionError(
-                f"Batch {self.batchId} gave another output when it was repeated. Only the first time: {only_before};"
-                f" only now: {only_now}. A processor must not depend on anything but its rows, state and times."
+                f"Batch {self.batchId} returned other rows when it was repeated. Only the first time: {only_before};"
+                f" only now: {only_now}. A processor must depend only on its rows, state and times."
             )
         self._last_output = output
         return output
@@ -260,7 +260,7 @@ class Harness:
         if isinstance(time_ms, bool) or not isinstance(time_ms, int) or time_ms < before.time_ms:
             raise ConfigurationError(
                 f"The processing time is {before.time_ms} ms and cannot become {time_ms!r}.",
-                hint="Pass a whole number of milliseconds that is not less.",
+                hint="Pass a whole number of milliseconds that is not smaller.",
             )
         return BatchTime(time_ms, watermark_ms, before.watermark_ms)
 
@@ -281,10 +281,10 @@ class Harness:
         parallelism: int | None = None,
         keepLocal: bool = True,
     ) -> None:
-        """Let the next process that passes a step die there.
+        """Kill the next process that passes a step, at that step.
 
         If it is a task, another worker repeats it. If it is the driver, at ``LAST_ACK`` or ``DURABLE``, a new start
-        repeats the batch. Either way the batch's method returns the output that Spark would keep.
+        repeats the batch. In both cases, the method that runs the batch returns the output that Spark would keep.
 
         Parameters
         ----------
@@ -293,11 +293,11 @@ class Harness:
         subtask : int, optional
             The subtask whose task dies; by default the first that passes the step.
         driver : bool
-            Whether the driver dies at a task's step too.
+            Whether the driver also dies at a task's step.
         parallelism : int, optional
             Number of subtasks of the start that follows the driver's death.
         keepLocal : bool
-            Whether that start finds the local files of the host.
+            Whether this start finds the local files of the host.
         """
         self._require_open()
         if not isinstance(step, Step):
@@ -319,7 +319,7 @@ class Harness:
         parallelism : int, optional
             The new number of subtasks.
         keepLocal : bool
-            Whether it starts on the same host, which has local files of its state.
+            Whether the query starts on the same host, which has local files of its state.
         processor : StatefulProcessor, optional
             Another version of the processor.
         """
@@ -330,18 +330,18 @@ class Harness:
         self._batches.restart(None if parallelism is None else _checked(parallelism), keep_local=keepLocal)
 
     def snapshot(self) -> HarnessSnapshot:
-        """Copy the query as it would outlive all of its processes, for :meth:`restore`."""
+        """Copy what would remain of the query without its processes, for :meth:`restore`."""
         self._require_open()
         return HarnessSnapshot(self._batches.snapshot(), self._arguments, self._options)
 
     @classmethod
     def restore(cls, snapshot: HarnessSnapshot, processor: Any, *, parallelism: int | None = None) -> Harness:
-        """Make a harness that continues from a snapshot, on a new host; the snapshot's own harness is not changed.
+        """Create a harness that continues from a snapshot, on a new host; the original harness is not changed.
 
         Parameters
         ----------
         snapshot : HarnessSnapshot
-            From :meth:`snapshot`.
+            The result of :meth:`snapshot`.
         processor : StatefulProcessor
             The processor, or another version of it.
         parallelism : int, optional
@@ -358,7 +358,7 @@ class Harness:
     def value(self, name: str, key: Any) -> tuple[Any, ...] | None:
         """The value of a key in a value or reducing state, or its accumulator in an aggregating state.
 
-        Like the other methods that read state, it reads the newest checkpoint through log and table, as a new host
+        Like the other methods that read state, this reads the newest checkpoint through log and table, as a new host
         would.
 
         Parameters
@@ -366,7 +366,7 @@ class Harness:
         name : str
             The state.
         key : tuple or other value
-            The key; a single value means the tuple of that value.
+            The key; a single value stands for a tuple with that value.
 
         Returns
         -------
@@ -418,7 +418,7 @@ class Harness:
 
     @property
     def watermarkMs(self) -> int:
-        """Watermark of the last batch; an operator's own watermark is before all times until the second batch."""
+        """Watermark of the last batch; until the second batch, an operator's own watermark is before all times."""
         if self._arguments.watermark is None:
             return self._batches.last_time.watermark_ms
         latest = self._batches.history().latest
@@ -426,7 +426,7 @@ class Harness:
 
     @property
     def checkpoints(self) -> _Rows:
-        """The :class:`statelog.CheckpointMetrics` of all checkpoints: late rows, changes and bytes, for example."""
+        """The :class:`statelog.CheckpointMetrics` of all checkpoints, for example late rows, changes and bytes."""
         return self._query.crash_point.checkpoints
 
     # ---- The end ----
@@ -447,7 +447,7 @@ class Harness:
 
     def _require_open(self) -> None:
         if not self._discard.alive:
-            raise ConfigurationError("The harness is closed.", hint="Make another one.")
+            raise ConfigurationError("The harness is closed.", hint="Create another one.")
 
 
 def _described(processor: Any, arguments: OperatorArguments, options: Options) -> KeyedQuery | UnkeyedQuery:
@@ -465,7 +465,7 @@ def _described(processor: Any, arguments: OperatorArguments, options: Options) -
     if arguments != of_both:
         raise ConfigurationError(
             "Harness: an OperatorProcessor has no keys, times, initial state or pandas frames.",
-            hint="Pass input, output, broadcast, parallelism, options and uid only.",
+            hint="Pass only input, output, broadcast, parallelism, options and uid.",
         )
     return UnkeyedQuery(processor, arguments, options)
 

@@ -49,7 +49,7 @@ class LocalKeyedOperator:
 
     uid: str
     make: Callable[[], KeyedOperator]
-    """Makes the operator, anew for each attempt."""
+    """Makes a new operator for each attempt."""
     watermark: WatermarkPolicy | None = None
     """The operator's own watermark."""
     deleted: tuple[str, ...] = ()
@@ -205,8 +205,8 @@ class KeyedQuery:
         own = key_schema(columns[name] for name in self._arguments.keys)
         if own != self._key_types:
             raise ConfigurationError(
-                f"initialState is keyed by ({own.to_string()}), the input by ({self._key_types.to_string()}).",
-                hint="Key both by columns of the same names and types.",
+                f"initialState is keyed by ({own.to_string()}), but the input by ({self._key_types.to_string()}).",
+                hint="Key both by columns with the same names and types.",
             )
         batch = ColumnWriter(columns, "initialState", self._arguments.sessionTimeZone).batch(rows)
         hashes = self._hashes([batch.column(place) for place in places])
@@ -226,7 +226,7 @@ class KeyedQuery:
         return KeyedRows(batch, self._hashes([batch.column(place) for place in self._key_columns]))
 
     def key(self, key: Any) -> KeyedRows:
-        """Make a row with a key and nulls; a single value means the tuple of that value."""
+        """Make a row with a key and nulls; a single value stands for a tuple with that value."""
         values = tuple(key) if isinstance(key, (tuple, list)) else (key,)
         columns = self._key_writer.batch([values]).columns
         empty = [pa.nulls(1)] * self._width

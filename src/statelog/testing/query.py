@@ -63,7 +63,7 @@ class Crash(Exception):
 
 
 class CrashPoint(Observer):
-    """Crashes once at step `at`, in `subtask` or else in any, and forwards all events to the test's own observer."""
+    """Crashes once at step `at`, in `subtask` or else in any one, and forwards all events to the test's observer."""
 
     def __init__(self, inner: Observer) -> None:
         self._inner = inner
@@ -73,7 +73,7 @@ class CrashPoint(Observer):
         self.checkpoints: list[CheckpointMetrics] = []
 
     def arm(self, step: Step | None, subtask: int | None = None) -> None:
-        """Crash when the step is passed next, in this subtask or else in any; step None cancels the crash."""
+        """Crash when the step is next passed, in this subtask or else in any one; step None cancels the crash."""
         self.at, self.subtask = step, subtask
 
     def step(self, step: Step, batch: int, subtask: int) -> None:
@@ -148,10 +148,10 @@ class LocalQuery:
         self.clock = ManualClock(_CLOCK_START_S)
         self.open_store = open_store
         self.policy = MERGE_POLICY
-        """The sizes that merging goes by from the next start on; tests may replace it."""
+        """The sizes that determine merging from the next start on; tests may replace it."""
         self.runs = 0
         self._measurements = Measurements()
-        """Of all tasks, as of those in one Python worker."""
+        """The measurements of all tasks, as if they ran in one Python worker."""
         self.attempts = 0
         self.parallelism = 0
         self.first_batch = -1
@@ -231,7 +231,7 @@ class LocalQuery:
         return f"{self.runs}-{self.attempts}".rjust(16).encode()
 
     def new_workers(self) -> None:
-        """Replace the Python workers by new ones, which remember nothing."""
+        """Replace the Python workers with new ones, which remember nothing."""
         self._workers = defaultdict[int, list[WorkerMemory]](lambda: [WorkerMemory(self.policy) for _ in range(2)])
 
     def _store_initial_state(self, store: Store) -> list[str]:
@@ -305,7 +305,7 @@ class DriverDeath:
     """The effect of the next crash."""
 
     always: bool = False
-    """Whether the driver dies at a task's step too."""
+    """Whether the driver also dies at a task's step."""
     parallelism: int | None = None
     """Number of subtasks of the next start; None leaves it unchanged."""
     keep_local: bool = True
@@ -366,7 +366,7 @@ class MicroBatches:
         self._start(self.next_batch, keep_local=keep_local)
 
     def stop(self) -> None:
-        """Stop the query in good order."""
+        """Stop the query normally."""
         if self._is_running:
             self._is_running = False
             self.query.coordinator.close()
@@ -426,7 +426,7 @@ class MicroBatches:
         return found.of(self.query.operator.uid) or History()
 
     def snapshot(self) -> Snapshot:
-        """Copy the query as it would outlive its processes."""
+        """Copy what would remain of the query without its processes."""
         store = LocalStore(self.query.location)
         objects = {info.name: store.read(info.name) for info in store.list()}
         return Snapshot(self.query.query_id, self.parallelism, self.next_batch, dict(self.query.times), objects)
@@ -444,7 +444,7 @@ class MicroBatches:
 
 
 def new_directory() -> Path:
-    """Make a temporary directory, in memory if the system has room for it, as nothing in it outlives the process."""
+    """Make a temporary directory, in memory if there is room for it, because nothing in it outlives the process."""
     in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
     parent = _MEMORY if in_memory and "TMPDIR" not in os.environ else None
     return Path(tempfile.mkdtemp(prefix="statelog-test-", dir=parent))

@@ -31,8 +31,8 @@ class ColumnWriter:
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Make columns named c0, c1, ... from rows; raises ConfigurationError if a row or value does not fit.
 
-        Dicts and named Rows are matched by name, and a column that a dict leaves out is null; other rows are matched
-        by position.
+        Dicts and named Rows are matched by name, and a column that a dict omits is null; other rows are matched by
+        position.
         """
         if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Sequence):
             raise self._misuse(f"takes a list of rows, not {rows!r:.80}")
@@ -129,5 +129,5 @@ def read_schema(schema: StructType | str, subject: str) -> StructType:
     """Parse the columns that a test names; `subject` is their argument, for messages."""
     parsed = parse_schema(schema, f"Harness: {subject}", parse_ddl)
     if len(set(parsed.names)) < len(parsed):
-        raise ConfigurationError(f"Harness: two columns of {subject} have one name.", hint="Rename one of them.")
+        raise ConfigurationError(f"Harness: two columns of {subject} have the same name.", hint="Rename one of them.")
     return parsed

@@ -35,7 +35,7 @@ from statelog.testing.query import LocalQuery, MicroBatches
 
 _LARGEST_VIEW_RUNS: Final = 8
 _UNUSED: Final[Any] = None
-"""Takes the place of the processor's function where accumulators are only read."""
+"""Replaces the processor's function where accumulators are only read."""
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
@@ -78,7 +78,7 @@ class StateView:
     def timers(self, key: Any) -> list[int]:
         """The times of the timers, in order."""
         if self.time_mode is TimeMode.NONE:
-            raise ConfigurationError("timers: the operator has none, as its timeMode is None.")
+            raise ConfigurationError("timers: the operator has none, because its timeMode is None.")
         return self.look(key, lambda handle: sorted(handle.listTimers()))
 
     def look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
@@ -134,7 +134,7 @@ class _Look(StatefulProcessor):
 
 
 class _KeysOnly:
-    """An input codec with keys and no rows, as only the state of a key is read."""
+    """An input codec with keys and no rows, because only the state of a key is read."""
 
     def __init__(self, codec: InputCodec) -> None:
         self.keys = codec.keys

@@ -47,26 +47,26 @@ _Take = Callable[[list[int]], list[Any]]
 class TwsTester:
     """Tests a stateful processor key by key, as ``pyspark.sql.streaming.TwsTester`` does; import this one instead.
 
-    A call of :meth:`test` is a micro-batch with the rows of one key, run by statelog's own tasks: states are stored by
-    their schemas, in a changelog in a temporary directory, and read back from it. The processor gets the very keys and
-    rows of the test, so these need no schema; values of its states must fit theirs.
+    A call of :meth:`test` is a micro-batch with the rows of one key, run by statelog's own tasks: states are stored
+    according to their schemas, in a changelog in a temporary directory, and read back from it. The processor gets the
+    test's own key and row objects, which need no schema; the values of its states must fit their schemas.
 
-    In addition to Spark's tester, entries expire by their TTL as the processing time is set forward, and with
-    `watermarkDelay` the watermark follows from the rows. Where Spark's tester differs from a query, this one behaves
-    like a query:
+    In addition to what Spark's tester does, entries expire by their TTL when the processing time moves forward, and
+    with `watermarkDelay` the watermark is computed from the rows. Where Spark's tester differs from a query, this one
+    behaves like a query:
 
     - A due timer fires in the same batch, so :meth:`test` returns its output too. A timer may be registered for a time
-      that is over.
+      in the past.
     - If all rows of a call are late, or there are none, the processor is not called.
     - A TTL needs the time mode that Spark requires for it, values must fit their schemas, and an empty list cannot be
       put.
-    - ``init`` and ``close`` are called for every batch, on the one processor of the test. ``handleExpiredTimer`` gets
-      its arguments by name.
+    - ``init`` and ``close`` are called for every batch, on the test's single processor. ``handleExpiredTimer`` gets its
+      arguments by name.
 
     Parameters
     ----------
     processor : StatefulProcessor
-        The processor; not copied, so that a test can look at it.
+        The processor; it is not copied, so that a test can inspect it.
     initialStateRow : list of (key, Row), optional
         Initial state of a processor that takes rows.
     initialStatePandas : list of (key, pandas.DataFrame), optional
@@ -76,11 +76,11 @@ class TwsTester:
     outputMode : str
         As for ``transformWithState``.
     eventTimeExtractor : callable, optional
-        The event time of a row, milliseconds since the Unix epoch; needed with timeMode "EventTime".
+        The event time of a row, milliseconds since the Unix epoch; required with timeMode "EventTime".
     watermarkDelay : int, timedelta or str, optional
-        Makes the watermark follow from the rows: the largest event time minus this, which is milliseconds, a
-        timedelta, or words such as "10 seconds". It moves after :meth:`test`; as in
-        a query, a batch without rows follows and fires the timers that are due.
+        Makes the watermark depend on the rows: it is the largest event time minus this delay, which is a number of
+        milliseconds, a timedelta, or words such as "10 seconds". The watermark moves after :meth:`test`; as in a query,
+        a batch without rows follows and fires the timers that are due.
     options : Options, optional
         The operator's options, for example its table.
     """
@@ -165,7 +165,7 @@ class TwsTester:
         return self._run_rows(key, times, lambda numbers: [input[number] for number in numbers])
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
-        """Run a batch with a frame of one key; :meth:`test` for a processor that takes and returns frames."""
+        """Run a batch with a frame of one key: like :meth:`test`, for a processor that takes and returns frames."""
         self._uses_pandas = True
         times = [self._event_ms(row) for _, row in input.iterrows()]
 
@@ -390,7 +390,7 @@ class _ObjectOutput:
 
 
 class _Editor:
-    """Takes the processor's place in a batch that changes a state from outside."""
+    """Replaces the processor in a batch that changes a state from outside."""
 
     def __init__(self, processor: Any, change: Callable[[ProcessorHandle], None]) -> None:
         self._processor = processor

@@ -11,19 +11,19 @@ from statelog.windows.pane_columns import Panes
 
 @dataclass(frozen=True)
 class TumblingWindows:
-    """Windows of one size, one after the other: a row belongs to the window that contains its time.
+    """Windows of equal size, one after the other: a row belongs to the window that contains its time.
 
     Parameters
     ----------
     size : int, timedelta or str
         Length of a window: milliseconds, a timedelta, or words such as "10 minutes".
     offset : int, timedelta or str
-        Windows start at multiples of the size plus this.
+        Windows start at multiples of the size plus this offset.
 
     Raises
     ------
     ConfigurationError
-        If a value is out of its range.
+        If a value is out of range.
     """
 
     size: Duration
@@ -50,21 +50,21 @@ class TumblingWindows:
 
 @dataclass(frozen=True)
 class SlidingWindows:
-    """Windows of one size that start at regular distances: a row belongs to all windows that contain its time.
+    """Windows of equal size that start at regular intervals: a row belongs to all windows that contain its time.
 
     Parameters
     ----------
     size : int, timedelta or str
         Length of a window: milliseconds, a timedelta, or words such as "10 minutes".
     slide : int, timedelta or str
-        Distance between two starts. If it is larger than the size, rows between two windows belong to none.
+        Interval between two starts. If it is larger than the size, rows between two windows belong to none.
     offset : int, timedelta or str
-        Windows start at multiples of the slide plus this.
+        Windows start at multiples of the slide plus this offset.
 
     Raises
     ------
     ConfigurationError
-        If a value is out of its range.
+        If a value is out of range.
     """
 
     size: Duration
@@ -98,18 +98,18 @@ class SlidingWindows:
 
 @dataclass(frozen=True)
 class SessionWindows:
-    """Sessions of activity: successive rows belong to one session if they are not further apart than the gap.
+    """Sessions of activity: successive rows belong to the same session if they are not further apart than the gap.
 
     Parameters
     ----------
     gap : int, timedelta or str
-        Longest distance of successive rows in a session: milliseconds, a timedelta, or words such as "30 minutes". A
+        Longest time between successive rows of a session: milliseconds, a timedelta, or words such as "30 minutes". A
         session ends this long after its last row.
 
     Raises
     ------
     ConfigurationError
-        If the gap is out of its range.
+        If the gap is out of range.
     """
 
     gap: Duration
@@ -135,7 +135,7 @@ class CountWindows:
     Raises
     ------
     ConfigurationError
-        If the size is out of its range.
+        If the size is out of range.
     """
 
     size: int

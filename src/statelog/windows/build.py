@@ -67,13 +67,13 @@ class WindowDefinition:
     time_column: str | None = None
     """The column of event time; None in processing time and for count windows."""
     allowed_lateness_ms: int = 0
-    """How long complete windows still take late rows."""
+    """How long complete windows still accept late rows."""
     late_column: str | None = None
     """The output column of rows that are too late; None drops them."""
     ansi: bool = True
     """Whether the session is in ANSI mode."""
     is_case_sensitive: bool = True
-    """Whether the session tells names of columns apart by case."""
+    """Whether the session distinguishes names of columns by case."""
     parse: Callable[[str], DataType] = DataType.fromDDL
     """Parses DDL; Spark's own parser, the default, needs a session."""
 
@@ -84,8 +84,8 @@ class WindowDefinition:
         lateness_ms = self.allowed_lateness_ms
         if self.time_mode is not TimeMode.EVENT_TIME and (lateness_ms or self.late_column is not None):
             raise ConfigurationError(
-                "allowed_lateness and late_column have a meaning in event time only: otherwise no row is late.",
-                hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
+                "allowed_lateness and late_column apply in event time only: otherwise no row is late.",
+                hint="Omit them, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
             )
         name = self.time_column
         if self.time_mode is TimeMode.EVENT_TIME and (
@@ -123,8 +123,8 @@ class WindowDefinition:
         if (isinstance(self.windows, SessionWindows) or self._overlap) and not merges:
             raise ConfigurationError(
                 f"{type(function).__name__} has no merge(), which {type(self.windows).__name__} need: their results"
-                " are put together from parts.",
-                hint="Implement merge(one, other): the accumulator of the rows of both.",
+                " are merged from parts.",
+                hint="Implement merge(one, other), which returns the accumulator of the rows of both.",
             )
         result = parse_schema(result_type, "result_type", self.parse)
         schema = parse_schema(accumulator, "accumulator_schema", self.parse)
@@ -138,7 +138,7 @@ class WindowDefinition:
         if not callable(function) or not (value_of is None or callable(value_of)):
             raise ConfigurationError(
                 f"reduce takes functions, not {function!r:.80} and {value_of!r:.80}.",
-                hint="Pass reduce_function(one, other), and value_of(row) or nothing.",
+                hint="Pass reduce_function(one, other) and, if needed, value_of(row).",
             )
         value = parse_schema(value_schema, "value_schema", self.parse)
         unknown = [] if value_of else [name for name in value.names if name not in self.schema.names]
@@ -216,7 +216,8 @@ class WindowDefinition:
         doubled = [name for name in output.names if output.names.count(name) > 1]
         if doubled:
             raise ConfigurationError(
-                f"Two output columns of the windows are named {doubled[0]!r}: they are {', '.join(output.names)}.",
+                f"Two output columns of the windows are named {doubled[0]!r}; the columns are"
+                f" {', '.join(output.names)}.",
                 hint="Give the result's field, or late_column, another name.",
             )
         return output

@@ -308,9 +308,9 @@ class Folded(_Objects):
             return result
         raise ProcessorError(
             f"getResult() of {type(self.function).__name__} returned {shown_value(result)}, which is"
-            f" no tuple of the result's fields ({', '.join(names)}).",
+            f" not a tuple of the result's fields ({', '.join(names)}).",
             kind=ErrorKind.OUTPUT_MISMATCH,
-            hint="Return a tuple with a value for each; wrap a single one as (value,).",
+            hint="Return a tuple with a value for each field; wrap a single value as (value,).",
         )
 
 
@@ -325,7 +325,7 @@ class Reduced(_Objects):
     positions: tuple[int, ...]
     """These columns."""
     are_normal: bool
-    """Whether they have the very types of the value."""
+    """Whether they have exactly the types of the value."""
     input_names: list[str]
 
     method: ClassVar[str] = "reduce"

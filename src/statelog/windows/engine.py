@@ -40,7 +40,7 @@ class Clock:
     is_event_time: bool
     """Whether it is the watermark."""
     allowed_lateness_ms: int = 0
-    """How long complete windows still take late rows."""
+    """How long complete windows still accept late rows."""
     returns_late: bool = False
     """Whether rows that are too late are returned; otherwise they are dropped."""
 
@@ -130,7 +130,7 @@ class Windows(ABC):
         """Declare the states of the windows' accumulators."""
 
     def reduce(self, rows: IndexedRows) -> IndexedRows:
-        """The rows themselves: so the sums in a pane do not depend on the cut of the stream into batches."""
+        """The rows themselves: so the sums in a pane do not depend on how the stream is cut into batches."""
         return rows
 
     def process(self, chunk: IndexedRows, moment: Moment) -> Iterator[pa.RecordBatch]:
@@ -259,6 +259,6 @@ def schema_behind(name: str, accumulator: StructType) -> StructType:
     if name in accumulator.names:
         raise ConfigurationError(
             f"The windows' accumulator has a field {name!r}, a name that the windows use themselves.",
-            hint="Give it another name.",
+            hint="Give the field another name.",
         )
     return StructType([StructField(name, LongType()), *accumulator.fields])

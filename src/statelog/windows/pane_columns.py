@@ -52,7 +52,7 @@ class TimeGroups:
 
 
 def group_rows(owners: Int64s, times_ms: Int64s, owners_count: int, step_ms: int) -> TimeGroups:
-    """Group rows; the times have the same rest when they are divided by the step."""
+    """Group rows; the times have the same remainder when they are divided by the step."""
     if not len(owners):
         return TimeGroups(owners, times_ms, owners)
     low = int(times_ms.min())

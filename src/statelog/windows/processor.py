@@ -1,4 +1,4 @@
-"""The classes that users meet when they process windows: processor, window, context, and handle."""
+"""The classes with which users process windows: processor, window, context, and handle."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WindowContext:
     currentWatermarkMs : int
         The watermark, milliseconds since the Unix epoch.
     isUpdate : bool
-        Whether the window was complete in an earlier batch, and late rows have come to it since.
+        Whether the window was complete in an earlier batch, and has received late rows since.
     """
 
     processingTimeMs: int
@@ -75,7 +75,7 @@ class WindowHandle:
         if stateName.startswith("window."):
             raise ConfigurationError(
                 f"init() deletes '{stateName}', a state of the windows themselves.",
-                hint="Delete states that a WindowProcessor has declared.",
+                hint="Delete only states that a WindowProcessor has declared.",
             )
         self._handle.deleteIfExists(stateName)
 
@@ -112,8 +112,8 @@ class WindowProcessor(ABC):
         window : TimeWindow or None
             The window; None for count windows.
         rows : iterator of Row
-            All rows of the window in order of event time, read while they are asked for. Rows of one event time, and
-            rows without event time, are in order of arrival.
+            All rows of the window in order of event time, read as they are requested. Rows with the same event time,
+            and rows without event time, are in order of arrival.
         context : WindowContext
             The times at which the window is returned.
 

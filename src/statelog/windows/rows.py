@@ -63,7 +63,7 @@ class Rows(Contents):
         self._page: _Page | None = None
 
     def add(self, stored: Columns, known: Int64s, rows: TimedRows, groups: Groups, key_of: KeyOf) -> Columns:
-        self.begin()  # what was read is not the newest any more
+        self.begin()  # what was read is no longer the newest
         counts = np.zeros(groups.count, np.int64)
         counts[known] = stored[0].to_numpy()
         ordinals = np.empty(len(rows), np.int64)

@@ -333,7 +333,7 @@ def test_a_failure_of_the_tasks_is_told_and_repeated_on_the_command_line(
     done = json.loads(capsys.readouterr().out)
     assert (done["checkpoint_location"], done["next_batch"]) == (str(target), min(stopped.later))
     assert main(["migrate", str(stopped.kept), str(target), "--uid", "other"]) == 1
-    assert "holds a checkpoint of a Spark query already" in capsys.readouterr().err
+    assert "already holds a checkpoint of a Spark query" in capsys.readouterr().err
 
     before = _contents(target)
     assert statelog.migrate(stopped.kept, target).query_id == done["query_id"]
@@ -343,7 +343,7 @@ def test_a_failure_of_the_tasks_is_told_and_repeated_on_the_command_line(
     with pytest.raises(Exception, match=r"list state 'times'.*\[other-schema\]"):
         other.start(Leg([], declares)).awaitTermination()
     require_same(stopped.later, stopped.go_on(session, "command"))
-    with pytest.raises(ConfigurationError, match="holds a checkpoint of a Spark query already"):
+    with pytest.raises(ConfigurationError, match="already holds a checkpoint of a Spark query"):
         statelog.migrate(stopped.kept, target)
 
 
@@ -387,11 +387,11 @@ HARMS: dict[str, tuple[Callable[[Copy], object], type[StatelogError], str]] = {
     "a batch too many": (
         lambda copy: copy.files.write(f"offsets/{copy.batch + 2}", b"v1\n{}"),
         StateMissingError,
-        "the last one that it has committed",
+        "the last batch that it has committed",
     ),
     "no offsets": (lambda copy: copy.remove(f"offsets/{copy.batch}"), StateMissingError, "offsets/4 is gone"),
-    "no state": (lambda copy: copy.remove("state"), ConfigurationError, "no state of Spark's"),
-    "another operator": (Copy.other_operator, ConfigurationError, "no transformWithState .*: dedupe"),
+    "no state": (lambda copy: copy.remove("state"), ConfigurationError, "no Spark state"),
+    "another operator": (Copy.other_operator, ConfigurationError, "no Python transformWithState; .*: dedupe"),
     "a second operator": (
         Copy.second_operator,
         ConfigurationError,

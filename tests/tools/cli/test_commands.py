@@ -128,7 +128,7 @@ def test_export_writes_a_parquet_file(story: Story, run: Any, tmp_path: Path) ->
     assert run("export", str(target), "--state", "value", "--json") == {"target": str(target), "rows": count}
     assert rows(pq.read_table(target)) == value_rows(story.models[-1])
     assert list(tmp_path.iterdir()) == [target]
-    assert "exists already" in run("export", str(target), "--state", "value", code=1)
+    assert "already exists" in run("export", str(target), "--state", "value", code=1)
     assert "cannot be written" in run("export", str(tmp_path / "nowhere" / "file"), "--state", "value", code=1)
 
 
@@ -162,7 +162,7 @@ def test_stats_measures_the_state(story: Story, run: Any, scan: bool) -> None:
 def test_verify_reads_all(story: Story, run: Any) -> None:
     done = run("verify", "--json")
     assert (done["operators"], done["checkpoints"], done["whole"], done["damages"]) == (1, 4, {"op": 7}, [])
-    assert "newest without damage: op: 7" in run("verify")
+    assert "newest undamaged: op: 7" in run("verify")
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_a_savepoint_is_made_and_restored(query: Any, story: Story, checkpoint: 
         (["scan", "--state", "value", "--at", "1000"], "has no checkpoint 1000"),
         (["scan", "--state", "value", "--columns", "value"], "has no column 'value'"),
         (["scan", "--uid", "other"], "has no operator 'other'"),
-        (["get", "1", "--state", "value"], "a key of several fields as a JSON array"),
+        (["get", "1", "--state", "value"], "a key with several fields as a JSON array"),
         (["get", '["x", "y"]', "--state", "value"], "does not fit the key's fields"),
         (["get", "[1, 2, 3]", "--state", "value"], "it has other fields"),
         (["get", "[1", "--state", "value"], "does not fit the key's fields"),

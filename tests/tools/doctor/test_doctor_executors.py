@@ -295,7 +295,7 @@ def test_an_unreachable_port_is_told_within_the_time_limit_of_all_checks(tmp_pat
         told = ExecutorWork(address, None, Options(local_directory=str(tmp_path)), 1, b"").run("there")
     [_, (level, check, _, _, found, _)] = told["findings"]
     assert (level, check) == ("error", "driver-port")
-    assert "not done" not in found
+    assert "not finished" not in found
 
 
 # ---- Tasks that Spark could not run ----

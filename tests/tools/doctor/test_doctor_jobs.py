@@ -201,7 +201,7 @@ def test_an_application_without_executors_is_an_error(ask: Callable[..., Reports
     reports = ask(context, 0.02)
     [found] = reports.findings
     assert (found.level, found.check, found.where) == ("error", "executors", "driver")
-    assert found.found == "The check was not done after 0.1 s."
+    assert found.found == "The check was not finished after 0.1 s."
     assert "has no executor that can run a task" in found.remedy
     assert not context.jobs
     [group] = context.cancelled

@@ -24,7 +24,7 @@ def test_an_executor_connects_to_every_broker() -> None:
     assert (refused.level, reached.level) == ("error", "ok")
     assert f"127.0.0.1:{closed} cannot be reached: Connection refused." in refused.found
     assert "advertised.listeners" in refused.remedy
-    assert reached.found.startswith("1 of 2 brokers are reached")
+    assert reached.found.startswith("1 of 2 brokers were reached")
 
 
 def test_a_broker_whose_name_is_unknown_is_named() -> None:

@@ -51,7 +51,7 @@ def test_any_other_error_is_a_finding(error: BaseException) -> None:
 
     [found] = run_limited([check(fail)], 60)
     assert (found.level, found.host) == ("error", "here")
-    assert f"could not be made: {type(error).__name__}" in found.found
+    assert f"could not be completed: {type(error).__name__}" in found.found
     assert "second line" not in found.found
 
 
@@ -68,7 +68,7 @@ def test_a_check_that_takes_too_long_is_told_to_end_and_removes_what_it_wrote() 
             removed.set()
 
     found = run_limited([check(hang)], 0.05)
-    assert [one.found for one in found] == ["written", "The check was not done after 0.05 s."]
+    assert [one.found for one in found] == ["written", "The check was not finished after 0.05 s."]
     assert found[1].remedy == "Look at the network."
     assert not removed.is_set()
     go_on.set()
@@ -87,7 +87,7 @@ def test_checks_that_hang_have_one_time_limit_together() -> None:
     found = run_limited([check(hang)] * 20, 0.05)
     took_s = time.monotonic() - begun_s
     go_on.set()
-    assert {one.found for one in found} == {"The check was not done after 0.05 s."}
+    assert {one.found for one in found} == {"The check was not finished after 0.05 s."}
     assert took_s < 4
 
 
@@ -106,7 +106,7 @@ def test_a_check_that_can_be_cancelled_is_and_its_end_is_awaited() -> None:
         raise RuntimeError("the job has ended by itself")
 
     [found] = run_limited([check(wait, cancel)], 0.05)
-    assert found.found == "The check was not done after 0.05 s."
+    assert found.found == "The check was not finished after 0.05 s."
     assert ended.is_set()
 
 

@@ -73,7 +73,7 @@ def test_what_spark_spends_on_its_files_in_a_directory_is_told() -> None:
         ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "settings", "warning", "wait for the next data"),
         ("spark.network.crypto.enabled", "true", "encryption", "error", "spark.authenticate is not, so Spark encrypts"),
         ("spark.ssl.rpc.enabled", "true", "encryption", "warning", "trustStore is not set, so Spark accepts any"),
-        ("spark.ssl.enabled", "true", "encryption", "warning", "for Spark's web pages alone"),
+        ("spark.ssl.enabled", "true", "encryption", "warning", "applies only to Spark's web pages"),
         ("spark.authenticate", "true", "encryption", "warning", "but does not encrypt: the traffic between driver and"),
         ("spark.io.encryption.enabled", "true", "encryption", "warning", "local copies of state on the executors'"),
     ],
@@ -236,7 +236,7 @@ def test_the_requirements_as_the_metadata_has_them(
 def test_another_python_is_an_error() -> None:
     found = list(package_findings(Installed("there", "3.12.1", "/other", VERSIONS), EXECUTOR, INSTALLED))
     assert [(one.level, one.check) for one in found] == [("error", "python")]
-    assert "/other is Python 3.12.1, and the driver runs Python 3.11.4" in found[0].found
+    assert "/other is Python 3.12.1, but the driver runs Python 3.11.4" in found[0].found
 
 
 def test_a_process_tells_its_packages() -> None:

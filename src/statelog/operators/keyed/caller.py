@@ -31,7 +31,7 @@ _NO_KEYS: Final = KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary()))
 class Caller(ABC):
     """Calls the processor of a subtask, with the states and timers of its key chunks.
 
-    The methods yield output rows as soon as they make a chunk, and a batch after every key chunk, if need be without
+    The methods yield output rows as soon as they make a chunk, and a batch after every key chunk, if necessary without
     rows, so that changes can be taken. They raise ProcessorError if the processor raises, or returns values or rows
     that do not fit their schemas.
     """
@@ -92,7 +92,7 @@ class Caller(ABC):
         self._cursor.list_position = replace(self._cursor.list_position, phase=self.changes.phase)
 
     def call(self, name: str, method: Callable[..., None], *arguments: Any) -> None:
-        """Call a method of the processor that is not about keys."""
+        """Call a method of the processor that does not concern a key."""
         try:
             method(*arguments)
         except Exception as error:

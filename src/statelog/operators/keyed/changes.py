@@ -194,8 +194,8 @@ class ChangeBuffer:
             f"{subject} of key {self.describe_key(position)}: a value takes {size} with its key; the limit is"
             f" {limit:,}.",
             kind=ErrorKind.TOO_LARGE,
-            hint="Keep large objects in a store and their names in the state, or one value in several entries of a"
-            " list or a map.",
+            hint="Keep large objects in a store and their names in the state, or split a value into several entries of"
+            " a list or a map.",
         )
 
     def sections(self) -> list[StateChanges]:
@@ -264,7 +264,7 @@ class BatchChanges:
     def take_part(self, compression: str | None, max_bytes: int | None = None) -> tuple[bytes, int]:
         """Encode changes that are in no part yet, for the store.
 
-        By default all of them; with `max_bytes`, of the current phase only about so much of each state.
+        By default all of them; with `max_bytes`, only about so much of each state in the current phase.
         """
         rows = self._unstored_rows
         sink = pa.BufferOutputStream()

@@ -113,7 +113,7 @@ class ListState(_CollectionState):
         return iter(self._elements(position, writes))
 
     def put(self, newState: Iterable[Row]) -> None:
-        """Replace all elements; the new list has at least one."""
+        """Replace all elements; the new list must have at least one."""
         rows = self._held(newState, "put")
         self._writes[self._require()] = _ListWrites(is_cleared=True, appended=rows)
 
@@ -137,7 +137,7 @@ class ListState(_CollectionState):
             raise ProcessorError(
                 f"{self._codec.subject}: {method}() takes a list with at least one tuple, not {shown_value(rows)}.",
                 kind=ErrorKind.STATE_USAGE,
-                hint="Use clear() to empty a list, appendValue() for a single element.",
+                hint="Use clear() to empty a list, or appendValue() for a single element.",
             )
         return held
 
@@ -246,7 +246,7 @@ class MapState(_CollectionState):
     def range(self, first: Row | None = None, end: Row | None = None) -> Iterator[tuple[Row, Row]]:
         """Pairs in order of their map keys, from one map key up to, not including, another, as they are now.
 
-        A bound may have only the first fields of a map key; None is no bound. Of a map with many entries no others are
+        A bound may have only the first fields of a map key; None is no bound. If a map has many entries, no others are
         read. ProcessorError if the map keys have fields of types without an order here, such as text.
         """
         found = self._between(first, end)

@@ -60,7 +60,7 @@ class ColumnProcessor(Protocol):
     def init(self, handle: Any) -> None: ...
 
     def reduce(self, rows: IndexedRows) -> IndexedRows:
-        """The rows, or fewer that :meth:`process` can do with; called before they are cut into chunks."""
+        """The rows, or fewer that suffice for :meth:`process`; called before they are cut into chunks."""
 
     def process(self, chunk: IndexedRows, moment: Moment) -> Iterable[pa.RecordBatch]:
         """Take the rows of some keys; returns output rows."""

@@ -480,7 +480,7 @@ def _newest(
 class Arrivals(TimerColumns):
     """The processing times at which keys got something that has a time limit: timers that fire when the limit is over.
 
-    The state has no limit, so another limit at a restart counts for what is there as well.
+    The limit is not stored, so a new limit at a restart also applies to the arrivals that are there.
     """
 
     limit_ms: int

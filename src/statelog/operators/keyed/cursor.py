@@ -73,10 +73,9 @@ class KeyCursor:
         """The position of the current key; raises ProcessorError if no key is being processed."""
         if self.position < 0:
             raise ProcessorError(
-                f"{subject} was used while no key is processed.",
+                f"{subject} was used while no key was processed.",
                 kind=ErrorKind.STATE_USAGE,
-                hint="State can be read and written only inside handleInputRows, handleExpiredTimer and"
-                " handleInitialState.",
+                hint="Read and write state only inside handleInputRows, handleExpiredTimer and handleInitialState.",
             )
         return self.position
 

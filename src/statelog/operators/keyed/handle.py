@@ -112,7 +112,7 @@ class ProcessorHandle:
         return found
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Ask for a call of handleExpiredTimer for the current key; the same time asked for twice is one timer."""
+        """Request a call of handleExpiredTimer for the current key; the same time requested twice is one timer."""
         self._require_timers("registerTimer").register(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
@@ -132,7 +132,7 @@ class ProcessorHandle:
             raise ProcessorError(
                 f"deleteIfExists('{stateName}') was called after init().",
                 kind=ErrorKind.STATE_USAGE,
-                hint="States are declared and deleted in init() only.",
+                hint="Declare and delete states in init() only.",
             )
 
     def countLateRows(self, rows: int) -> None:
@@ -160,8 +160,8 @@ class ProcessorHandle:
         if self._kinds.get(name) is not kind:
             raise ProcessorError(
                 f"operator '{self._uid}': init() asks for {_NAMES[kind]} '{name}' on a task, but did not"
-                " declare it so when the query was built.",
+                " declare it as such when the query was built.",
                 kind=ErrorKind.STATE_USAGE,
-                hint="init() must declare the same states every time, and states can be declared only there.",
+                hint="Declare the same states in every call of init(), and only there.",
             )
         return self._used_as(name, make_row_state) if self.declares_by_key else self._states[name]

@@ -132,9 +132,9 @@ class KeyedOperator:
     timer_domain: TimeDomain | None = None
     """The clock that fires timers; None if the operator has none."""
     event_time: EventTime | None = None
-    """Of the input rows, if the operator goes by it."""
+    """Of the input rows, if the operator uses it."""
     output_event_time: EventTime | None = None
-    """Of the output rows, if a later operator goes by it."""
+    """Of the output rows, if a later operator uses it."""
     initial: KeyedInput | None = None
     takes_columns: bool = False
     """Whether the processor is called with the columns of many keys; otherwise it is called key by key."""

@@ -32,7 +32,7 @@ _HOW_TO_RETURN: Final = (
 
 
 class NoRow(ProcessorError):
-    """A returned value cannot be a row; at most it is a part of one, such as a text or a number."""
+    """A returned value cannot be a row; at most it is part of one, such as a text or a number."""
 
     default_kind = ErrorKind.OUTPUT_MISMATCH
 
@@ -41,7 +41,7 @@ class Outputs:
     """The output rows of a subtask.
 
     The order of calls is :meth:`begin` with calls of the processor, then in turn :meth:`take`, which makes these calls,
-    and :meth:`encoded`, until there are no more rows. Between two calls of :meth:`take` the processor stands still.
+    and :meth:`encoded`, until there are no more rows. Between two calls of :meth:`take`, the processor is suspended.
     """
 
     def __init__(self, codec: OutputCodec, budget: Budget) -> None:

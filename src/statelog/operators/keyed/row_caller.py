@@ -89,7 +89,7 @@ class RowCaller(Caller):
         def calls(rows_by_key: Iterable[Iterator[Any]]) -> Iterator[Iterable[Any]]:
             taken, note_start = outputs.taken, outputs.starts.append
             cursor.position = 0
-            # The hottest loop of all: it holds nothing that could stand outside.
+            # The hottest loop of all: it contains nothing that could be outside.
             for key, rows in zip(keys, rows_by_key, strict=True):
                 note_start(len(taken))
                 yield handle_rows(key, rows, timer_values)
@@ -155,7 +155,7 @@ class RowCaller(Caller):
     # ---- Calls ----
 
     def _run_calls(self, method: str, keys: list[Key]) -> Iterator[pa.RecordBatch]:
-        """Make the calls that the outputs began with; between two chunks the processor stands still at a yield."""
+        """Make the calls that the outputs began with; between two chunks, the processor is suspended at a yield."""
         outputs, cursor = self._outputs, self._cursor
         has_more = True
         try:

@@ -109,7 +109,7 @@ class KeyedSubtask:
     def _fire(
         self, timers: Any, after_ms: int, until_ms: int, fire: Callable[[TimerRows], Iterator[pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
-        """Fire the timers up to a time, and after another one up to which none was left before the batch.
+        """Fire the timers after a time, up to which none was left before the batch, and up to another time.
 
         Then their `lowest_ms` is the earliest time registered during these calls, if it is not after `until_ms`.
         """

@@ -252,7 +252,7 @@ class TimeColumns(ColumnState):
         return replace(both.take(order[is_put[order]]), until_ms=rows.until_ms)
 
     def _large(self, position: int) -> LargeKey[_Loaded]:
-        """A key's entries in pages, of which the last ones stay, as long as no other key is asked for."""
+        """A key's entries in pages, of which the last ones stay, as long as no other key is requested."""
         self._require()
         if self._large_key is None or self._large_key[0] != position:
             cursor, state = self._cursor, self._state

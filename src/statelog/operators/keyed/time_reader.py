@@ -39,7 +39,7 @@ class Loaded(Protocol):
 
     @property
     def times(self) -> list[int]:
-        """The time of each entry; ascending, but for the entries of several keys only within each."""
+        """The time of each entry; ascending; for the entries of several keys, only within each key."""
 
 
 _L = TypeVar("_L", bound=Loaded)

@@ -135,8 +135,8 @@ class ReducingState(_SingleState):
     """One value per key, reduced from all added values.
 
     Made by ``handle.getReducingState(name, schema, reduce_function)``. The function takes the value so far and the
-    added one, both tuples of the schema, and returns the next; it should be associative. Of a schema with one field it
-    may also be a ready-made aggregate: ``statelog.Sum``, ``Min`` or ``Max`` of that field. Flink's ReducingState.
+    added one, both tuples of the schema, and returns the next; it should be associative. For a schema with one field,
+    it may also be a ready-made aggregate: ``statelog.Sum``, ``Min`` or ``Max`` of that field. Flink's ReducingState.
     """
 
     _reduce: Callable[[Row, Row], Row]
@@ -156,7 +156,7 @@ class ReducingState(_SingleState):
 
 
 class AggregateFunction(ABC, Generic[_Input, _Result]):
-    """Adds values to an accumulator, and makes a result of it; Flink's AggregateFunction.
+    """Adds values to an accumulator, and computes a result from it; Flink's AggregateFunction.
 
     The accumulator is a tuple of the state's schema. ``merge`` is needed for session and sliding windows only.
     """
@@ -171,12 +171,12 @@ class AggregateFunction(ABC, Generic[_Input, _Result]):
 
     @abstractmethod
     def getResult(self, accumulator: Row) -> _Result:
-        """The result that an accumulator stands for."""
+        """The result of an accumulator."""
 
     def merge(self, one: Row, other: Row) -> Row:
-        """An accumulator of the values of both; associative, and the given accumulators must not be changed."""
+        """An accumulator of the values of both. Must be associative, and must not change the given accumulators."""
         raise ProcessorError(
-            f"{type(self).__name__} does not say how accumulators are merged.",
+            f"{type(self).__name__} does not define how accumulators are merged.",
             kind=ErrorKind.STATE_USAGE,
             hint="Implement merge(one, other); session windows need it.",
         )
@@ -191,7 +191,7 @@ class ReadyMade(Protocol):
 
 
 class AggregatingState(_SingleState):
-    """An accumulator per key, to which values are added that may have another type.
+    """An accumulator per key; the values that are added to it may have another type.
 
     Made by ``handle.getAggregatingState(name, accumulator_schema, aggregate_function)``. The function may also be a
     ready-made aggregate: ``statelog.Count``, ``Sum``, ``Min``, ``Max`` or ``Mean``. Flink's AggregatingState.

@@ -11,7 +11,7 @@ A batch of a subtask:
 3. ``subtask`` gives the elements to the state handles in ``states``, and calls the processor's methods in order.
    ``states`` refuses any use of a state that the running method does not allow.
 4. The output rows go through ``operators.keyed.outputs``, as those of keyed operators do.
-5. If a state was changed, or dealt out anew, ``subtask`` encodes all states, also those that the processor no longer
+5. If a state was changed, or dealt out anew, ``subtask`` encodes all states, with those that the processor no longer
    declares, and ``snapshot`` makes one file of them. ``checkpoint`` stores it.
 
 Words:

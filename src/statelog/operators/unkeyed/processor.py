@@ -27,7 +27,7 @@ class OperatorContext:
     isRestored : bool
         Whether this is the first batch of a start that continues with the state of an earlier start.
     isRedistributed : bool
-        Whether that earlier start had another parallelism, so that the state was redistributed.
+        Whether that earlier start had a different parallelism, so that the state was redistributed.
     """
 
     subtaskIndex: int
@@ -46,10 +46,10 @@ class OperatorHandle(Protocol):
         """Where and when the processor runs; on the driver subtask, batch and time are -1."""
 
     def getListState(self, stateName: str, schema: Any) -> OperatorListState:
-        """Declare a list state: its elements are dealt out evenly when the parallelism changes."""
+        """Declare a list state: its elements are distributed evenly when the parallelism changes."""
 
     def getUnionListState(self, stateName: str, schema: Any) -> OperatorListState:
-        """Declare a union list state: after a restart every subtask gets the elements of all subtasks."""
+        """Declare a union list state: after a restart, every subtask gets the elements of all subtasks."""
 
     def getBroadcastState(self, stateName: str, keySchema: Any, valueSchema: Any) -> BroadcastState:
         """Declare a broadcast state: a map that is the same at every subtask."""
@@ -59,8 +59,8 @@ class OperatorProcessor(ABC):
     """Base class for the processors of unkeyed operators.
 
     Every subtask gets a fresh copy of the processor for every batch. The order of calls is :meth:`init`,
-    :meth:`processBroadcast` if the operator has a broadcast input, :meth:`process`, :meth:`close`; they are made also
-    when there are no rows. Only the states last from batch to batch. A batch may run several times, each time with a
+    :meth:`processBroadcast` if the operator has a broadcast input, :meth:`process`, :meth:`close`, even if there
+    are no rows. Only the states last from batch to batch. A batch may run several times, each time with a
     fresh copy and from the same states and rows; effects outside of the states may therefore happen more than once.
     """
 
@@ -77,23 +77,23 @@ class OperatorProcessor(ABC):
         Parameters
         ----------
         rows : iterator of Row
-            All rows of the broadcast DataFrame, the same in the same order at every subtask. The order is not that of
-            arrival.
+            All rows of the broadcast DataFrame. Every subtask gets the same rows in the same order, which is not the
+            order of arrival.
         context : OperatorContext
-            Where and when.
+            Where and when the processor runs.
         """
         raise NotImplementedError
 
     @abstractmethod
     def process(self, rows: Iterator[Any], context: OperatorContext) -> Iterator[Any]:
-        """Handle the subtask's rows of a batch; called once, also when there are none.
+        """Handle the subtask's rows of a batch; called once, even if there are none.
 
         Parameters
         ----------
         rows : iterator of Row
-            The rows. A row may come to any subtask.
+            The rows. Any subtask may get a row.
         context : OperatorContext
-            Where and when.
+            Where and when the processor runs.
 
         Returns
         -------
@@ -102,4 +102,4 @@ class OperatorProcessor(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most processors have nothing to do
-        """Release the processor's resources; the states cannot be used any more."""
+        """Release the processor's resources; the states can no longer be used."""

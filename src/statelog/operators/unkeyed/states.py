@@ -50,7 +50,7 @@ class OperatorStateDescriptor:
 
     @classmethod
     def from_stored(cls, stored: StateSchema) -> OperatorStateDescriptor:
-        """The description that was stored; raises CorruptionError if it is none."""
+        """The description that was stored; raises CorruptionError if it is not one."""
         entry = decode_schema(stored.entry_schema) if stored.entry_schema else None
         with reading_description(stored.name):
             mode = OperatorStateMode(stored.kind)
@@ -79,7 +79,7 @@ class Stage(StrEnum):
 
 
 class Phase:
-    """Decides by the method that runs whether states may be read and written."""
+    """Decides, from the method that is running, whether states may be read and written."""
 
     def __init__(self) -> None:
         self.stage = Stage.INIT
@@ -144,7 +144,7 @@ class OperatorListState:
             raise ProcessorError(
                 f"{self._codec.subject}: {method}() takes a list of tuples, not {shown_value(rows)}.",
                 kind=ErrorKind.STATE_USAGE,
-                hint="Make a list of an iterator first.",
+                hint="Convert an iterator to a list first.",
             )
         normalized = [self._codec.normalize(row) for row in rows]
         self.is_changed = True

@@ -85,10 +85,10 @@ class _Handle:
         state = self._states.get(name)
         if self._modes.get(name) is not mode or not isinstance(state, kind):
             raise ProcessorError(
-                f"init() asks for {mode.removeprefix('operator-')} state '{name}' on a task, but did not declare it so"
-                " when the query was built.",
+                f"init() asks for {mode.removeprefix('operator-')} state '{name}' on a task, but did not declare it"
+                " as such when the query was built.",
                 kind=ErrorKind.STATE_USAGE,
-                hint="init() must declare the same states every time.",
+                hint="Declare the same states in every call of init().",
             )
         return state
 
@@ -97,7 +97,7 @@ class UnkeyedSubtask:
     """Runs a processor over one batch of one subtask.
 
     The order of calls is :meth:`process` once, consumed to its end; then :meth:`sections` gives the state after the
-    batch. `stored` is the state before it by name, with the states that the processor does not declare any more.
+    batch. `stored` is the state before it by name, with the states that the processor no longer declares.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class UnkeyedSubtask:
         except RowsTooLarge as error:
             raise ProcessorError(
                 f"operator '{self._operator.uid}': state '{name}' is limited to"
-                f" {self._operator.budget.elements_bytes:,} bytes per subtask, and is larger in subtask"
+                f" {self._operator.budget.elements_bytes:,} bytes per subtask, but is larger in subtask"
                 f" {self._context.subtaskIndex}: {error}.",
                 kind=ErrorKind.TOO_LARGE,
                 hint="An unkeyed state is written as a whole. Keep large data in keyed state, or start with more"

@@ -87,7 +87,7 @@ class SparkCheckpoint:
         """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""
         if self.files.list(STATE):
             raise ConfigurationError(
-                f"{self.location}: the query also has stateful operators of Spark's, whose state cannot be saved.",
+                f"{self.location}: the query also has stateful operators of Spark, whose state cannot be saved.",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint="Copy the whole checkpointLocation while the query is stopped, or replace those operators.",
             )
@@ -161,7 +161,7 @@ class SparkCheckpoint:
         """Refuse a location with which a query has been started."""
         if self.has_query() or any(self.files.list(folder) for folder in (OFFSETS, COMMITS, _SOURCES)):
             raise ConfigurationError(
-                f"{self.location} holds a checkpoint of a Spark query already.",
+                f"{self.location} already holds a checkpoint of a Spark query.",
                 kind=ErrorKind.OTHER_OWNER,
                 hint="Pass an empty directory; remove the remains of an interrupted restore or branch first.",
             )
@@ -200,7 +200,7 @@ class SparkCheckpoint:
 
 
 def free_folder(names: Iterable[str], folder: str) -> str:
-    """The next numbered folder in a folder with these files; so nothing in them is ever replaced."""
+    """The next numbered folder in a folder with these files, so that nothing in them is ever replaced."""
     numbers = (name.removeprefix(f"{folder}/").split("/")[0] for name in names)
     return f"{folder}/{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}"
 
@@ -209,10 +209,10 @@ class SparkFiles(ABC):
     """The files that Spark keeps in a query's checkpointLocation: offsets, commits, metadata, and logs of sources.
 
     Names are relative to the location and use ``/``. Hadoop's local file system keeps a checksum of a file ``x`` beside
-    it, in ``.x.crc``. Every change cares for the checksum too, so that Spark can read the file afterwards. A running
+    it, in ``.x.crc``. Every change also updates the checksum, so that Spark can read the file afterwards. A running
     query may add and remove files while they are read; change them only while it is stopped. A change survives a crash
-    of the process when the call returns, and a crash of the machine if the file system holds what it was given. Folders
-    are made as needed.
+    of the process when the call returns, and a crash of the machine if the file system keeps what it was given. Folders
+    are created as needed.
 
     Raises
     ------
@@ -233,14 +233,14 @@ class SparkFiles(ABC):
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file in the place of any other of this name; readers see all of it or none.
+        """Write a whole file, in place of any other of this name; readers see all of it or none.
 
         Where a file system cannot replace a file in one step, a crash may leave no file of this name.
         """
 
     @abstractmethod
     def move(self, source: str, target: str) -> None:
-        """Move a file to a name that no file has; nothing happens if there is no such file.
+        """Move a file to an unused name; nothing happens if there is no such file.
 
         After a crash the file is at its old name, its new one, or both.
         """

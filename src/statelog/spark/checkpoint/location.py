@@ -26,7 +26,7 @@ def open_checkpoint(location: str, session: SparkSession | None) -> SparkCheckpo
     """Open the Spark side of a checkpointLocation.
 
     A directory is read and written here, which syncs its files. Any other place is reached as Spark reaches it, through
-    the session's Hadoop; a bucket or HDFS also without, as a location of statelog's. Raises ConfigurationError if the
+    the session's Hadoop; a bucket or HDFS also without one, as a location of statelog. Raises ConfigurationError if the
     place can be reached in neither way.
     """
     given = scheme_of(location)
@@ -39,7 +39,7 @@ def open_checkpoint(location: str, session: SparkSession | None) -> SparkCheckpo
     if given not in _LOCAL:
         reason = "no Spark session is active" if session is None else "the session's Hadoop does not know it"
         raise ConfigurationError(
-            f"The checkpointLocation {location} is of the scheme {given}, and {reason}.",
+            f"The checkpointLocation {location} has the scheme {given}, but {reason}.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint=f"Call statelog in an application whose Spark session reads and writes {given}:// itself.",
         )
@@ -62,7 +62,7 @@ def state_home(checkpoint_location: str) -> str:
     if not _has_store(checkpoint_location):
         scheme = scheme_of(checkpoint_location)
         raise ConfigurationError(
-            f"{checkpoint_location}: statelog keeps no state in a place of the scheme {scheme}.",
+            f"{checkpoint_location}: statelog keeps no state in locations with the scheme {scheme}.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Pass location=, the directory or bucket of the operators' state.",
         )
@@ -182,11 +182,11 @@ class HadoopFiles(SparkFiles):
             causes = [error.java_exception]
             while (cause := causes[-1].getCause()) is not None:
                 causes.append(cause)
-            # HDFS says it in an exception whose cause is that of the call to the NameNode.
+            # HDFS reports it in an exception whose cause is the exception of the call to the NameNode.
             is_missing = any(str(one.getClass().getName()) == _MISSING for one in causes)
             cause = causes[-1]
             raise StorageError(
                 f"{operation} {self.location}/{name} failed: {cause.toString()}.",
                 kind=ErrorKind.OBJECT_MISSING if is_missing else ErrorKind.STORE_FAILED,
-                hint="Can Spark itself reach the place? Its Hadoop configuration applies here (spark.hadoop.*).",
+                hint="Check that Spark itself can reach the place. Its Hadoop configuration applies (spark.hadoop.*).",
             ) from error

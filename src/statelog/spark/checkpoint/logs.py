@@ -54,7 +54,7 @@ class BatchOffsets:
             raise ConfigurationError(
                 f"{name}: statelog does not know this format of Spark's offset log; it begins with {version[:20]!r}.",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
-                hint="Known are v1 and v2 (spark.sql.streaming.offsetLog.formatVersion).",
+                hint="Only v1 and v2 are supported (spark.sql.streaming.offsetLog.formatVersion).",
             )
         return BatchOffsets(version, metadata, [(source, offset) for source, _, offset in pairs])
 
@@ -68,7 +68,7 @@ class BatchOffsets:
         """The last log entry that the batch has read, for each file source by its folder.
 
         `logs` has the names of the files in each folder. In version 1 a source that is read at several places of the
-        plan has several lines, which are equal, and one folder: the folders tell which lines are of one source.
+        plan has several lines, which are equal, and one folder: the folders show which lines belong to one source.
         """
         if self.version == _POSITIONAL:
             newest = {source: max(map(_last_entry, names), default=-1) for source, names in logs.items()}

@@ -1,4 +1,4 @@
-"""What runs in the driver while a query does.
+"""What runs in the driver while a query runs.
 
 1. The `endpoint` learns of a start from Spark before the first batch, and serves the tasks' calls. There is one per
    driver process, for all queries.
@@ -9,7 +9,7 @@
 6. `encryption` and `interpreter` find out how Spark encrypts its connections, and which Python runs on executors.
 
 `internals` and `executor_internals` collect the uses of Spark's private parts, each with the reason and what happens
-where a version lacks it. No other module reaches into them.
+where a version lacks it. No other module uses private parts.
 
-Calls of tasks come in threads of the endpoint; notices of Spark come in its listener's thread.
+Calls from tasks run in threads of the endpoint; Spark's notifications run in its listener's thread.
 """

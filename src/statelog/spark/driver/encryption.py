@@ -1,4 +1,4 @@
-"""What Spark's settings say about the encryption of its own traffic, by which tasks get the driver's secret."""
+"""What Spark's settings say about the encryption of its own traffic, through which tasks get the driver's secret."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Settings(Protocol):
 def encrypts_traffic(settings: Settings) -> bool:
     """Whether Spark encrypts the traffic between driver and executors; then the tasks' calls are encrypted, too.
 
-    ``spark.ssl.enabled`` does not count: it is for Spark's web pages. Raises ConfigurationError if encryption is asked
-    for and Spark would not do it, so that the secret would reach the tasks in clear.
+    ``spark.ssl.enabled`` does not count: it is for Spark's web pages. Raises ConfigurationError if encryption is
+    requested but Spark would not encrypt, so that the secret would reach the tasks unencrypted.
     """
     if is_on(settings, RPC_SSL):
         return True  # Spark itself refuses to start without the keys for it.

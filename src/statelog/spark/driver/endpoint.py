@@ -92,7 +92,7 @@ class _Slot:
     coordinator: Coordinator | None = None
 
     def clear(self) -> None:
-        """Give up a start that is over."""
+        """Close a start that is over."""
         if self.coordinator is not None:
             self.coordinator.close()
         elif self.start is not None:
@@ -119,10 +119,10 @@ class Endpoint:
         self._prepared: set[str] = set()
         """The ids of started queries that have operators of statelog."""
         self._checked: set[str] = set()
-        """The locations other than directories whose stores can be trusted with a log."""
+        """The locations other than directories whose stores are known to support a log."""
         self._ends: dict[str, StateMissingError | None] = {}
         self._fenced: set[str] = set()
-        """Starts that were ended since another one owns their location."""
+        """Starts that were ended because another one owns their location."""
         self._avoided = AvoidedExecutors(self._clock)
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
@@ -132,11 +132,11 @@ class Endpoint:
         self.certificate = self._server.certificate
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._server.close()
 
     def register(self, plan: OperatorPlan) -> None:
-        """Make an operator known, before any of its tasks calls."""
+        """Register an operator, before any of its tasks calls."""
         with self._lock:
             self._plans[plan.instance] = plan
         internals.when_queries_start_and_fail(plan.session, self._prepare, self._log_failure)
@@ -163,7 +163,7 @@ class Endpoint:
                 self._clock_starts.wait(query)
 
     def _store_initial(self, planned: PlannedQuery, run_id: str) -> None:
-        """Store the initial state of the operators that begin theirs; an error is reported by their first task."""
+        """Store the initial state of operators that have none stored; their first task reports an error."""
         for plan in planned.plans:
             if not plan.has_initial:
                 continue
@@ -213,7 +213,7 @@ class Endpoint:
         ]
 
     def coordinator_of(self, query_id: str, run_id: str) -> Coordinator | None:
-        """The coordinator of a start, without a call of Spark's; None if it has not begun a batch."""
+        """The coordinator of a start, found without calling Spark; None if it has not begun a batch."""
         with self._lock:
             slot = self._slots.get(query_id)
         return None if slot is None or slot.run_id != run_id else slot.coordinator
@@ -254,7 +254,7 @@ class Endpoint:
                 raise
 
     def _end_fenced(self, task: TaskId, error: FencedError) -> None:
-        """End a start when another one owns the location; Spark would try its task again, and wait for an executor."""
+        """End a start when another one owns the location; Spark would retry its task, and wait for an executor."""
         with self._lock:
             plan = None if task.run_id in self._fenced else self._plans.get(task.instance)
             self._fenced.add(task.run_id)
@@ -273,8 +273,8 @@ class Endpoint:
             found = None
         if found is not None and (avoided_s := self._avoided.note(*found)) is not None:
             _log.warning(
-                "executor %s on host %s cannot keep local files: for %.0f min subtasks are placed on others, if there"
-                " are any",
+                "executor %s on host %s cannot keep local files: for %.0f min, subtasks are placed on other executors,"
+                " if there are any",
                 *found,
                 avoided_s / 60,
             )
@@ -304,9 +304,9 @@ class Endpoint:
             raise outcome
         raise ProcessorError(
             f"operator '{plan.uid}': its initial state could not be stored before the first batch: "
-            + ("the query's start was not announced." if outcome is None else f"{type(outcome).__name__}: {outcome}"),
+            + ("Spark did not announce the start." if outcome is None else f"{type(outcome).__name__}: {outcome}"),
             kind=ErrorKind.INITIAL_STATE,
-            hint="Can initialState, or each of its tables, be computed on its own, for example with count()?",
+            hint="Check that initialState, or each of its tables, can be computed by itself, for example with count().",
         )
 
     def _open(self, slot: _Slot, plan: OperatorPlan, task: TaskId) -> None:
@@ -380,17 +380,17 @@ class Endpoint:
         threading.Thread(target=in_background(wait), name=f"statelog-end-{query.id}", daemon=True).start()
 
     def _log_failure(self, query_id: str, text: str) -> None:
-        """Log in one line why a query failed; Spark's own report of a failed foreachBatch is a long text."""
+        """Log in one line why a query failed; Spark's own report of a failed foreachBatch is long."""
         failure = failure_in_text(text)
         if failure is not None and (query_id in self._prepared or error_in_text(text) is not None):
             _log.error("query %s has failed: %s", query_id, failure)
 
 
 def _take_back_plans(session: SparkSession, query: StreamingQuery) -> None:
-    """Have Spark plan the batches anew that a start with asynchronous progress left without a stored commit.
+    """Have Spark replan the batches that a start with asynchronous progress left without a stored commit.
 
     If their plans have a gap, Spark would repeat their input as one batch, under the number of the last one; but the
-    state goes on from batch to batch.
+    state advances batch by batch.
     """
     try:
         if not internals.is_progress_asynchronous(query):
@@ -403,12 +403,12 @@ def _take_back_plans(session: SparkSession, query: StreamingQuery) -> None:
 
 
 def _fit_clock(session: SparkSession, query: StreamingQuery) -> None:
-    """Let the query go on if it has got the clock source, or lost it; after a failure Spark refuses the start."""
+    """Let the query continue if it has gained or lost the clock source; after a failure, Spark refuses the start."""
     try:
         are_clocks = [name == CLOCK_SOURCE for name in internals.streaming_sources(query)]
         fit_clock_offsets(open_checkpoint(internals.checkpoint_location(query), session), are_clocks)
     except Exception as error:
-        _log.error("query %s: its offset log could not be fitted to its sources: %s", query.id, error)
+        _log.error("query %s: its offset log could not be adapted to its sources: %s", query.id, error)
 
 
 # ---- The endpoint of this process ----
@@ -420,8 +420,8 @@ _endpoint_lock = threading.Lock()
 def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
     """The driver's address for executors, and the endpoint of this process, which the first call makes.
 
-    An application that encrypts otherwise than the one before it in this process gets an endpoint of its own. Raises
-    ConfigurationError if encryption is asked for and cannot be done, or if the address cannot be listened on.
+    An application whose encryption differs from that of the previous one in this process gets its own endpoint. Raises
+    ConfigurationError if encryption is requested but impossible, or if the endpoint cannot listen on the address.
     """
     global _endpoint
     conf = session.sparkContext.getConf()
@@ -456,9 +456,9 @@ def known_endpoint() -> Endpoint | None:
 
 
 def error_of(failed: StreamingQuery | BaseException) -> StatelogError | None:
-    """Find the error of statelog that made a query fail.
+    """Find the statelog error that made a query fail.
 
-    Spark reports a failure as one text with the traces of Spark, Java and Python, and the error somewhere in it.
+    Spark reports a failure as one text with the stack traces of Spark, Java and Python, and the error somewhere in it.
 
     Parameters
     ----------
@@ -469,9 +469,9 @@ def error_of(failed: StreamingQuery | BaseException) -> StatelogError | None:
     -------
     StatelogError or None
         The error, with its class, `message`, `kind` and `hint`. Its ``__cause__`` has, as text, the traceback of the
-        cause, for example of an exception in the processor, with its line; or else that of the error itself. The error
-        is found even if a function given to ``foreachBatch`` has caught it and raised another one ``from`` it. None if
-        the query runs, ended well, or failed with an error that is not statelog's.
+        cause, such as an exception in the processor, with its line, or else that of the error itself. The error is
+        found even if a function given to ``foreachBatch`` has caught it and raised another one ``from`` it. None if the
+        query is running, ended without an error, or failed with an error that is not statelog's.
 
         A query may end without an error although its last batch, which Spark has committed, has no checkpoint, because
         an action did not read the whole batch. The result is then a :class:`StateMissingError`, which the query's next

@@ -75,9 +75,9 @@ def run_tasks_on(frame: DataFrame, executors: Sequence[str]) -> None:
 
 
 def numbers_on(session: SparkSession, executors: Sequence[str]) -> RDD[int]:
-    """The numbers from 0 on, each in a partition that Spark prefers to bring to the executor of that place.
+    """The numbers from 0 on, each in a partition that Spark prefers to run on the executor at that position.
 
-    Without executors the partition of 0 may be anywhere.
+    Without executors, the partition of 0 may run anywhere.
     """
     pickler = CPickleSerializer()
     rows = [bytearray(pickler.dumps(number)) for number in range(len(executors) or 1)]  # type: ignore[no-untyped-call]  # pyspark's copy has no types
@@ -102,7 +102,7 @@ def _tasks_on(session: SparkSession, executors: Sequence[str]) -> Any:
 
 
 def _rows_on(session: SparkSession, rows: Sequence[Any], executors: Sequence[str]) -> Any:
-    """An RDD with a partition for each row; Spark prefers the executor of that place, or none if it is unknown."""
+    """An RDD with a partition for each row; Spark prefers the executor at its position, or none if that is unknown."""
     jvm: Any = session._jvm
     hosts = executor_hosts(session)
     wished = [

@@ -252,7 +252,7 @@ def writes_to_python(query: StreamingQuery) -> bool:
 
 
 def file_sink(query: StreamingQuery) -> tuple[str, int] | None:
-    """The folder of a query's file sink, and the newest batch of the sink's log; None for another sink or without log.
+    """The folder of a query's file sink, and the newest batch of the sink's log; None without such a sink or log.
 
     The sink leaves out all batches up to that one.
     """
@@ -330,7 +330,7 @@ def active(session: SparkSession) -> Iterator[None]:
 
 
 def is_progress_asynchronous(query: StreamingQuery) -> bool:
-    """Whether Spark writes a query's offset and commit logs beside its batches, and leaves entries out."""
+    """Whether Spark writes a query's offset and commit logs concurrently with its batches, and omits entries."""
     return _class_name(_execution(query)) == _ASYNCHRONOUS
 
 
@@ -349,10 +349,10 @@ _listening_lock = threading.Lock()
 def when_queries_start_and_fail(
     session: SparkSession, started: Callable[[str, str], None], failed: Callable[[str, str], None]
 ) -> None:
-    """Have functions called for every query of a session: with its query id and run id, and with its id and failure.
+    """Call functions for every query of a session: `started` with its id and run id, `failed` with its id and failure.
 
-    Spark calls `started` before the query's first batch, and waits for it; and `failed` with the text of the exception
-    some time after the end. Only the first functions of a session count.
+    Spark calls `started` before the query's first batch, and waits for it. Some time after the end, it calls `failed`
+    with the text of the exception. Only the first functions of a session count.
     """
     with _listening_lock:
         if session not in _listening:

@@ -56,14 +56,14 @@ def check_interpreter(session: SparkSession) -> None:
 
 
 def check_source_interpreter(session: SparkSession) -> None:
-    """Refuse an interpreter that the driver's machine lacks: Spark runs a source's own process there, in any master."""
+    """Refuse an interpreter that the driver's machine lacks: with any master, Spark runs a source's process there."""
     python = internals.worker_python(session.sparkContext)
     if shutil.which(python) is None:
         raise ConfigurationError(
-            f"The query needs a clock, whose process Spark runs on the driver with {python}, which is not there.",
+            f"The query needs a clock, whose process Spark runs on the driver with {python}; it does not exist there.",
             kind=ErrorKind.WORKER_IMPORT,
-            hint="Unpack the executors' archive beside the driver, so that the path exists there as well, or submit the"
-            " application in cluster mode.",
+            hint="Unpack the executors' archive on the driver's machine too, so that the path exists there, or submit"
+            " the application in cluster mode.",
         )
 
 

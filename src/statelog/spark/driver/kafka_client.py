@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 
 class KafkaError(Exception):
-    """What Kafka's client says."""
+    """An error that Kafka's client reports."""
 
 
 _KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
@@ -30,10 +30,10 @@ def has_kafka_connector(session: SparkSession) -> bool:
 def kafka_cluster(
     session: SparkSession, settings: Mapping[str, str], topics: Iterable[str], timeout_s: float
 ) -> tuple[list[tuple[str, int]], dict[str, int]]:
-    """The addresses that the brokers of a cluster advertise, and how many partitions those topics have that exist.
+    """The addresses that the brokers of a cluster advertise, and the number of partitions of each topic that exists.
 
-    `settings` are those of Kafka's client, which the connector brings. Raises KafkaError if the client cannot be made,
-    or no broker answers.
+    `settings` are those of Kafka's client, which the connector brings. Raises KafkaError if the client cannot be
+    created, or no broker answers.
     """
     jvm: Any = session._jvm
     properties = jvm.java.util.Properties()

@@ -83,7 +83,8 @@ class PlannedQuery:
                 )
                 if one != other:
                     raise ConfigurationError(
-                        f"Operator '{first.uid}' has the option {name} {one!r}, and operator '{plan.uid}' {other!r}.",
+                        f"Operators '{first.uid}' and '{plan.uid}' have different values of the option {name}: {one!r}"
+                        f" and {other!r}.",
                         hint=f"The operators of a query share {name}: give all of them the same value.",
                     )
         return first.options
@@ -102,7 +103,7 @@ class PlannedQuery:
         return next(iter(given), None) or state_home(internals.checkpoint_location(self.query))
 
     def roster(self, totals: Sequence[OperatorTotals | None] | None = None) -> list[OperatorConfig]:
-        """The operators of the start; with `totals`, one for each, their observers count for these, too."""
+        """The operators of the start; with `totals`, one for each, their observers also add to these."""
         uids = {plan.observation: plan.uid for plan in self.plans}
         return [
             OperatorConfig(
@@ -148,12 +149,12 @@ class PlannedQuery:
         if plan.initial is not None:
             place = InitialPlace(self.location, f"{identity}/{INITIAL_FOLDER}/{run_id}", run_id, plan.options)
             rows = store_rows(plan.initial, plan.parallelism, place)
-        # No start has epoch 0. So runs that no checkpoint comes to name are removed like orphans of a crashed start.
+        # No start has epoch 0. So runs that no checkpoint ever names are removed like orphans of a crashed start.
         place = InitialPlace(self.location, f"{identity}/{RUNS_FOLDER}/0", run_id, plan.options)
         return StoredInitial(identity, rows, store_tables(plan.tables, plan.key_schema, plan.parallelism, place))
 
     def keeps(self, batch: int, store: Store) -> Callable[[QueryHistory], bool] | None:
-        """Whether the checkpoint of the first batch stays: Spark repeats it, and its stored output is whole.
+        """Whether the first batch, which Spark repeats, keeps its checkpoint, because its stored output is whole.
 
         None if the query stores no output.
         """
@@ -199,7 +200,7 @@ class PlannedQuery:
         if batch is None:
             return None
         if coordinator is None:
-            # A sink that has got the batch in an earlier start leaves it out; that start's checkpoint counts then.
+            # A sink that got the batch in an earlier start skips it now; then that start's checkpoint counts.
             entry = self.stored().at(batch)
             if entry is not None and entry.batch_time_ms == internals.batch_time(self.query, batch).time_ms:
                 return None

@@ -1,4 +1,4 @@
-"""The clocks of queries: which of them need a batch without new rows, and how Spark's log takes a clock that is new."""
+"""The clocks of queries: which of them need a batch without new rows, and how Spark's log accepts a new clock."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class _QueryClock:
 class ClockStarts:
     """Lets the processes of clock sources start one after the other.
 
-    Spark waits 10 seconds until a new process connects, and has no setting for it. If many started at once, they would
-    keep each other from the processor for longer.
+    Spark waits 10 seconds until a new process connects, and has no setting for it. If many started at once, they
+    would compete for the processor for longer.
     """
 
     def __init__(self, clock: Clock, pause_s: float = 0.02) -> None:
@@ -145,7 +145,7 @@ _ASIDE: Final = "statelog-replaced"
 def fit_clock_offsets(spark: SparkCheckpoint, are_clocks: Sequence[bool]) -> list[int]:
     """Add the clock's offsets to Spark's offset log, or remove them; to be called before Spark reads the log.
 
-    `are_clocks` says of each source of the query, in order, whether it is the clock. Returns the batches whose entries
+    `are_clocks` says for each source of the query, in order, whether it is the clock. Returns the batches whose entries
     were replaced, which are the last two at most: Spark reads no others at a start. The old entries are copied first,
     and an interrupted call is completed by the next one. Nothing changes if clocks are before other sources, since
     these would get other numbers, or if other sources differ.
@@ -191,6 +191,6 @@ def _complete(spark: SparkCheckpoint) -> None:
 
 
 def _keep_copy(spark: SparkCheckpoint, name: str) -> None:
-    """Give the copy of a replaced entry a name of its own, by which it is not a replacement under way."""
+    """Rename the copy of a replaced entry, so that it no longer counts as a replacement in progress."""
     copy = f"{_ASIDE}/{name}"
     spark.files.move(copy, f"{copy}-{secrets.token_hex(4)}")

@@ -49,7 +49,9 @@ def plan_without_adaptive_execution(query: StreamingQuery) -> None:
     try:
         internals.set_own(query, _ADAPTIVE, "false")
     except Exception as error:
-        _log.warning("query %s may run with adaptive execution, set %s=false: %s", query.id, _ADAPTIVE, error)
+        _log.warning(
+            "query %s may run with adaptive execution; to prevent this, set %s=false: %s", query.id, _ADAPTIVE, error
+        )
 
 
 # ---- Arrow batches ----
@@ -76,7 +78,7 @@ _FIXED: Final = (
 
 
 def lift_byte_limit(session: SparkSession, query: StreamingQuery) -> None:
-    """Lift Spark's limit in the own session of a query that is about to start, if no Arrow batch can reach it.
+    """Lift Spark's byte limit in a starting query's own session, if no Arrow batch can reach it.
 
     Spark ends an Arrow batch at a number of rows or of bytes, and adds up the bytes anew after every row, which takes
     longer than writing the row. Rows of fixed size cannot reach the limit of bytes before that of rows; without a limit
@@ -95,7 +97,12 @@ def lift_byte_limit(session: SparkSession, query: StreamingQuery) -> None:
         if schemas is not None and stay_below(schemas, max_rows, int(_DEFAULT_BYTES)):
             internals.set_own(query, _MAX_BYTES, _NO_LIMIT)
     except Exception as error:
-        _log.info("query %s: Spark adds up the size of Arrow batches after every row: %s", query.id, error)
+        _log.info(
+            "query %s: the byte limit of Arrow batches could not be lifted, so Spark adds up their size after every"
+            " row: %s",
+            query.id,
+            error,
+        )
 
 
 def stay_below(schemas: Iterable[StructType], rows: int, max_bytes: int) -> bool:
@@ -128,8 +135,8 @@ def check_file_sink(session: SparkSession, query: StreamingQuery, has_state_of: 
     the newest one there without computing it. That is right for a batch whose commit Spark lost in a crash. But a
     rewind, or a new query in an old folder, begins further back: its batches would read input and write nothing.
 
-    `has_state_of` says whether the query has the checkpoint of a batch: a rewind has taken back that of a batch which
-    the sink still has. A failure of the check is only logged.
+    `has_state_of` says whether the query has the checkpoint of a batch: a rewind takes back the checkpoint of a
+    batch that the sink still has. A failure of the check is only logged.
     """
     try:
         sink, first = internals.file_sink(query), internals.first_batch(query)
@@ -139,19 +146,20 @@ def check_file_sink(session: SparkSession, query: StreamingQuery, has_state_of: 
         if newest > first or not internals.is_planned(query, first) or not has_state_of(first):
             internals.fail(session, query, _left_out(query, folder, first, newest))
     except Exception as error:
-        _log.warning("query %s: the batches that its sink has could not be looked up: %s", query.id, error)
+        _log.warning("query %s: the batches that its file sink has written could not be looked up: %s", query.id, error)
 
 
 def _left_out(query: StreamingQuery, folder: str, first: int, newest: int) -> ConfigurationError:
     remedy = "Start the query with another folder for its output."
     if first > 0:
         remedy = (
-            f"Remove the files of the batches from {first} on from {folder}/{_LOG}, also those that end with .compact"
-            " or .crc. In an empty folder Spark could not read the output: the log there would not begin with batch 0."
+            f"Remove the files of batch {first} and of later batches from {folder}/{_LOG}, including those that end"
+            " with .compact or .crc. Do not use an empty folder: its log would not begin with batch 0, so Spark could"
+            " not read the output."
         )
     return ConfigurationError(
-        f"Query {query.id} begins with batch {first}, but Spark's file sink in {folder} has batches up to {newest}, of"
-        " another query or from before a rewind. It would skip batches of these numbers, so rows would be missing.",
+        f"Query {query.id} begins with batch {first}, but Spark's file sink in {folder} has batches up to {newest},"
+        " from another query or from before a rewind. It would skip batches with these numbers; rows would be missing.",
         kind=ErrorKind.OTHER_OWNER,
         hint=remedy,
     )

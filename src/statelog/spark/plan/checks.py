@@ -61,7 +61,7 @@ def check_encryption(session: SparkSession, options: Options) -> None:
     name = "spark.io.encryption.enabled"
     if str(session.sparkContext.getConf().get(name, "false")).lower() == "true" and not options.plain_local_files:
         raise ConfigurationError(
-            f"{name} is on, and statelog keeps plain copies of state in the local directories of executors.",
+            f"{name} is on, but statelog keeps plain copies of state in the local directories of executors.",
             kind=ErrorKind.UNSUPPORTED_SETTING,
             hint="Set Options(plain_local_files=True) to accept that, for example on encrypted disks, and perhaps"
             " Options(local_directory=...).",
@@ -140,5 +140,5 @@ def is_ansi(session: SparkSession) -> bool:
 
 
 def is_case_sensitive(session: SparkSession) -> bool:
-    """Whether a session tells names of columns apart by case."""
+    """Whether a session distinguishes names of columns by case."""
     return str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"

@@ -75,7 +75,7 @@ def _copy_of(processor: bytes, uid: str) -> Any:
     except Exception as error:
         if _BROADCAST_ERROR in str(error):
             raise ConfigurationError(
-                f"operator '{uid}': the processor uses a broadcast variable of Spark, which Spark does not bring to"
+                f"operator '{uid}': the processor uses a Spark broadcast variable, which Spark does not send to"
                 " stateful processors.",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint="Keep the value itself in the processor, or load it in init(); for values that change use the"
@@ -103,7 +103,7 @@ def _call_init(processor: Any, handle: object, uid: str) -> None:
         raise ProcessorError(
             f"operator '{uid}': init() of {type(processor).__name__} failed on the driver, where it is called to learn"
             f" the states: {type(error).__name__}: {error}.",
-            hint="init() may only declare states and prepare what both driver and workers can.",
+            hint="In init(), only declare states and prepare what both the driver and the workers can prepare.",
         ) from error
 
 
@@ -255,7 +255,7 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         if TimeDomain.PROCESSING not in self._domains:
             raise ConfigurationError(
                 f"{subject} has a ttlDurationMs, which Spark allows with timeMode 'ProcessingTime' only.",
-                hint="Use that time mode, or statelog.Ttl(duration), which works in all of them.",
+                hint="Use that time mode, or statelog.Ttl(duration), which works in all time modes.",
             )
         return Ttl(duration_ms)
 
@@ -282,7 +282,7 @@ def _check_state_name(name: str, uid: str) -> None:
 
 
 def require_reducing(aggregate: Aggregate, schema: StructType, subject: str) -> None:
-    """Refuse an aggregate that does not make one value of the state's field of two; ConfigurationError."""
+    """Refuse an aggregate that does not combine two values of the state's field into one; ConfigurationError."""
     require_aggregating(aggregate, schema, subject)
     if isinstance(aggregate, Count) or len(schema) != 1:
         raise ConfigurationError(
@@ -297,7 +297,7 @@ def require_reducing(aggregate: Aggregate, schema: StructType, subject: str) -> 
 
 
 def require_aggregating(aggregate: Aggregate, schema: StructType, subject: str) -> None:
-    """Refuse an aggregate whose accumulator is not of the state's schema; ConfigurationError."""
+    """Refuse an aggregate whose accumulator does not have the state's schema; ConfigurationError."""
     kind = schema[0].dataType
     try:
         aggregate.row_function(arrow_type(kind, subject))

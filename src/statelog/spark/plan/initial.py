@@ -101,11 +101,11 @@ def checked_table(df: DataFrame, keys: Sequence[StructField], state: StateDescri
     """The columns of a DataFrame that make up a state, the key's first, converted to the state's types.
 
     `keys` are the stream's grouping columns. Raises ConfigurationError if the DataFrame is streaming, if it lacks a
-    column or has another one, and if a conversion could lose something.
+    column or has an additional one, or if a conversion could lose information.
     """
     subject = f"operator '{uid}': initialState['{state.name}']"
     if df.isStreaming:
-        raise ConfigurationError(f"{subject} is a streaming DataFrame.", hint="It must be a batch DataFrame.")
+        raise ConfigurationError(f"{subject} is a streaming DataFrame.", hint="Pass a batch DataFrame.")
     schema = StateColumns(key_schema(keys), state).schema
     wanted: dict[str, DataType] = {field.name: from_arrow_type(field.type) for field in schema if field.name != HASH}
     wanted |= {f"key_{field.name}": field.dataType for field in keys}
@@ -127,7 +127,7 @@ def _require_columns(found: list[str], wanted: list[str], subject: str, state: S
     if missing:
         misfit, meant = f"has no column {missing[0]!r}; its columns are {', '.join(found)}", (missing[0], unknown)
     elif unknown:
-        misfit, meant = f"has a column {unknown[0]!r}, which is none of the state's", (unknown[0], wanted)
+        misfit, meant = f"has a column {unknown[0]!r}, which the state does not have", (unknown[0], wanted)
     elif doubled:
         misfit, meant = f"has two columns {doubled[0]!r}", ("", [])
     else:
@@ -175,7 +175,7 @@ def _table_store(
 
 
 def _require_elements(rows: pa.Table, state: StateDescriptor) -> None:
-    """Refuse null elements where the state declares that there are none; the types of a table do not tell."""
+    """Refuse null elements where the state declares that there are none; the types of a table do not show it."""
     if state.kind is StateKind.TIMER:
         return
     for field in state.value_schema:
@@ -183,7 +183,7 @@ def _require_elements(rows: pa.Table, state: StateDescriptor) -> None:
             raise ConfigurationError(
                 f"The rows of {state}: column 'value_{field.name}' holds a null within {field.type}.",
                 kind=ErrorKind.OTHER_SCHEMA,
-                hint="Replace it yourself, with transform and coalesce, or declare that there may be nulls.",
+                hint="Replace the null yourself, with transform and coalesce, or declare that there may be nulls.",
             )
 
 

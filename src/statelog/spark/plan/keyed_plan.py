@@ -96,7 +96,7 @@ class BeforeShuffle(Protocol):
         """The event time of the output."""
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Take the input's rows of a task, with the key hash behind them; returns rows with the hash behind them."""
+        """Take a task's input rows, with the key hash as the last column; the returned rows have it there, too."""
 
 
 StepOf: TypeAlias = Callable[[EventTime | None], BeforeShuffle]
@@ -265,7 +265,7 @@ def _tables(
     unknown = [name for name in tables if name not in declared]
     if unknown:
         raise ConfigurationError(
-            f"operator '{uid}': initialState has a table for {unknown[0]!r}, which is no state of the processor.",
+            f"operator '{uid}': initialState has a table for {unknown[0]!r}, which is not a state of the processor.",
             kind=ErrorKind.OTHER_SCHEMA,
             hint=f"Its states are: {', '.join(declared) or 'none'}.",
         )
@@ -303,13 +303,13 @@ def _watermark_column(df: DataFrame) -> int | None:
 
 
 def _check_heartbeat(plan: OperatorPlan, watermark: Watermark | None, codecs: ProcessorCodecs) -> None:
-    """Refuse what goes by silence in processing time where it changes nothing, or may never be noticed."""
+    """Refuse what depends on silence in processing time if it has no effect, or may never be noticed."""
     reason = codecs.needs_heartbeat
     if watermark is not None and any(idle_ms is not None for idle_ms in watermark.idle_of_inputs_ms):
         if watermark.inputs == 1:
             raise ConfigurationError(
                 f"operator '{plan.uid}': the watermark has idle but only one input, which waits for no other.",
-                hint="Leave idle out; it is for several inputs, and for the two sides of a join.",
+                hint="Omit idle; it is for several inputs, and for the two sides of a join.",
             )
         reason = "the watermark has idle"
     if reason and plan.options.heartbeat_ms is None:

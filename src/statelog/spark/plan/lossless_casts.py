@@ -1,7 +1,7 @@
 """Converts the columns of DataFrames that are loaded as state, if no value can be lost.
 
 Spark's own cast converts the values. Spark considers some casts safe (``Cast.canUpCast``); of these, the ones that can
-make two values one are refused here. docs/savepoints.md has the table.
+map two values to one are refused here. docs/savepoints.md has the table.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _misfits(own: T.DataType, wanted: T.DataType, path: str, owner: str) -> Iter
         yield from _misfits(own.keyType, wanted.keyType, f"{path}.key", owner)
         yield from _misfits(own.valueType, wanted.valueType, f"{path}.value", owner)
     elif own != wanted and not _is_lossless(own, wanted):
-        misfit = f"column '{path}' is {own.simpleString()}, and {owner} is {wanted.simpleString()}"
-        yield misfit, "The conversion could change values. Cast it yourself."
+        misfit = f"column '{path}' is {own.simpleString()}, but {owner} is {wanted.simpleString()}"
+        yield misfit, "Cast it yourself: the conversion could change values."
 
 
 def _struct_misfits(own: T.StructType, wanted: T.StructType, path: str, owner: str) -> Iterator[tuple[str, str]]:
@@ -72,12 +72,12 @@ def _struct_misfits(own: T.StructType, wanted: T.StructType, path: str, owner: s
         count = own.names.count(field.name)
         if count != 1:
             yield (
-                f"column '{path}' has {'two fields' if count else 'no field'} '{field.name}', and {owner} has one",
+                f"column '{path}' has {'two fields' if count else 'no field'} '{field.name}', but {owner} has one",
                 f"{did_you_mean(field.name, additional)}It must have the fields {', '.join(wanted.names)}.",
             )
     for name in additional:
         yield (
-            f"column '{path}' has a field '{name}', and {owner} has none",
+            f"column '{path}' has a field '{name}', but {owner} has none",
             f"It must have the fields {', '.join(wanted.names)}.",
         )
     for field in wanted:

@@ -24,7 +24,7 @@ class NoDataRule:
     own_watermark: bool = False
     """When the operator's own watermark has advanced."""
     heartbeat_ms: int | None = None
-    """When the last batch's processing time is this long ago, or its end is; None for never."""
+    """When the processing time or the end of the last batch is this long ago; None for never."""
 
     @property
     def needs_clock(self) -> bool:

@@ -38,7 +38,7 @@ _SETTINGS: Final = {
 _LOCAL_CHECKPOINTS: Final = {
     # Spark's default calls a process for each look at a file in a directory, which may be a link.
     CHECKPOINT_MANAGER: f"{internals.CHECKPOINT_FILES}.FileSystemBasedCheckpointFileManager",
-    # Otherwise it is a class of Hive's that replaces no file, which the manager takes for success.
+    # Otherwise this is a class of Hive that replaces no file, and the manager takes that for success.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
 }
 _WAITS: Final = ("spark.locality.wait.process", "spark.locality.wait")
@@ -55,14 +55,14 @@ def spark_conf(*, local_checkpoints: bool = False) -> dict[str, str]:
     Parameters
     ----------
     local_checkpoints : bool, default False
-        Also those with which Spark writes its own files of a checkpointLocation in less time, if all of the
-        application's queries have theirs in directories: see docs/tuning.md.
+        Also return the settings with which Spark writes its own files of a checkpointLocation in less time. Use them
+        only if the checkpointLocations of all the application's queries are directories: see docs/tuning.md.
 
     Returns
     -------
     dict of str to str
         Settings for ``SparkSession.builder.config(map=...)``. Set them before the session is created: Spark reads them
-        when it makes the SparkContext. Those that are always there are needed when there are several executors.
+        when it makes the SparkContext. Those that are always returned are needed if there are several executors.
 
     Examples
     --------
@@ -224,12 +224,12 @@ class Placement:
         return self._avoided.others(present, lambda: executor_internals.executor_hosts(session))
 
     def _rebalance(self) -> None:
-        """Move subtasks to these executors."""
+        """Move subtasks to the usable executors."""
         places = self.places()
         moved = self._rebalanced(places)
         if not moved:
             return
-        _log.info("%d of %d subtasks get a new place: %s were on %s", len(moved), len(places), moved, places)
+        _log.info("%d of %d subtasks move to other executors: to %s, from %s", len(moved), len(places), moved, places)
         executor_internals.drop_cached_partitions(self._table, moved)
         wished = [moved.get(subtask, place or "") for subtask, place in enumerate(places)]
         executor_internals.cache_partitions(self._table, wished)
@@ -264,8 +264,8 @@ def rebalanced(places: Sequence[str | None], executors: Sequence[str], slots: in
     """The executors of the subtasks that must move, so that no executor is idle while another one has too many.
 
     `places` has the executor of each subtask. A subtask moves if it has none, or if its executor has more subtasks than
-    its fair share and than it can run at a time. `slots` is how many tasks all executors together, which are taken as
-    equally large, run at a time.
+    its fair share and than it can run at a time. `slots` is how many tasks all executors together run at a time; they
+    are assumed to be equally large.
     """
     held: dict[str, list[int]] = {executor: [] for executor in executors}
     homeless: list[int] = []
@@ -287,7 +287,7 @@ def rebalanced(places: Sequence[str | None], executors: Sequence[str], slots: in
 
 
 _SEED = 42
-"""Of the hash by which Spark's hash partitioning goes."""
+"""Of the hash that Spark's hash partitioning uses."""
 
 
 def to_subtasks(rows: DataFrame, parallelism: int, subtask: Column) -> DataFrame:
@@ -302,7 +302,7 @@ def label_of(subtask: Column, parallelism: int) -> Column:
 
 @lru_cache
 def labels(parallelism: int) -> tuple[int, ...]:
-    """For each partition of as many, the smallest int from 0 on that Spark's hash partitioning brings there."""
+    """For each of so many partitions, the smallest int from 0 on that Spark's hash partitioning brings there."""
     found: dict[int, int] = {}
     start = 0
     while len(found) < parallelism:

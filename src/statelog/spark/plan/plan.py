@@ -1,4 +1,4 @@
-"""The part of planning that keyed and unkeyed operators share: arguments, registration, the way of rows to tasks."""
+"""The part of planning that keyed and unkeyed operators share: arguments, registration, and how rows get to tasks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_arguments(
 
 
 def _require_new(uid: str, df: DataFrame) -> None:
-    """Refuse a name that an operator in front has."""
+    """Refuse the name of an operator that the rows come from."""
     if df.isStreaming and observation_of(uid) in internals.observations_of(df):
         raise ConfigurationError(
             f"The rows come from another operator named '{uid}'.",
@@ -136,7 +136,7 @@ def _clock_frame(session: SparkSession, endpoint: Endpoint, name: str) -> DataFr
 def key_hash(columns: Sequence[Column], kinds: Sequence[DataType]) -> Column:
     """Spark's ``xxhash64`` of the grouping columns.
 
-    It takes ``-0.0`` as ``0.0`` and all NaNs as one, nested ones too. Spark refuses to hash maps, because equal maps
+    It treats ``-0.0`` as ``0.0`` and all NaNs as equal, nested ones too. Spark refuses to hash maps, because equal maps
     may list their entries in different orders. So a map is hashed as the array of its entries, sorted by key.
     """
     return F.xxhash64(*[_hashable(column, kind) for column, kind in zip(columns, kinds, strict=True)])
@@ -191,7 +191,7 @@ def mapped(rows: DataFrame, spec: TaskSpec) -> DataFrame:
 def _interpreted(value: Column) -> Column:
     """The same value, left out of generated code.
 
-    Spark writes a batch's time into the code as a number, and would so compile the code of every batch anew. It does
+    Spark writes a batch's time into the code as a number, so it would compile the code anew for every batch. It does
     not generate code for ``zip_with``, which makes an array of one value here.
     """
     one = F.array(F.lit(0))

@@ -117,8 +117,8 @@ class DeletedState:
 
     def __init__(self, name: str, kind: StateKind, uid: str) -> None:
         reason = (
-            f"{kind.value.capitalize()} state {name} is not initialized: init() of operator '{uid}' deletes it after it"
-            " has declared it. Leave out deleteIfExists, or what uses the state."
+            f"{kind.value.capitalize()} state {name} is not initialized: init() of operator '{uid}' declares it and"
+            " then deletes it. Remove the call of deleteIfExists, or the code that uses the state."
         )
         for method, told in _CALLS[kind].items():
             setattr(self, method, _failing(f"{told}: {reason}"))

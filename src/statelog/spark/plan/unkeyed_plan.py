@@ -69,7 +69,7 @@ def require_broadcast_method(processor: OperatorProcessor) -> None:
     if type(processor).processBroadcast is OperatorProcessor.processBroadcast:
         raise ConfigurationError(
             f"{type(processor).__name__} has no processBroadcast method for the rows of broadcast.",
-            hint="Write one, or leave broadcast out.",
+            hint="Define processBroadcast, or omit broadcast.",
         )
 
 
@@ -121,7 +121,7 @@ class StoredOutputSink:
 
     sink: Sink
     session: SparkSession
-    """The query's; a batch has a copy of it, which does not know its query."""
+    """The query's session; a batch has a copy of it, which does not know its query."""
     uid: str
     columns: StructType
     options: Options
@@ -146,14 +146,14 @@ class StoredOutputSink:
             columns = output_columns(location, segments[0], self.columns) if is_kept else self.columns
             self.sink(output_frame(session, location, segments, columns, self.options), batch)
         except Exception:
-            # A newer start deletes what this one still reads, so whatever the sink reports may be its doing.
+            # A newer start deletes what this one still reads, so whatever the sink reports may be a consequence.
             with suppress(StorageError):
                 running.coordinator.require_ownership()
             raise
 
 
 def options_in_front(df: DataFrame) -> Options:
-    """The options of an operator from which rows come, with which the query's other operators share some."""
+    """The options of an operator that the rows come from; some of them hold for all operators of the query."""
     endpoint, observed = known_endpoint(), internals.observations_of(df)
     plans = [] if endpoint is None else [plan for plan in endpoint.plans() if plan.observation in observed]
     return replace(plans[0].options, observer=Observer()) if plans else Options()
@@ -185,8 +185,8 @@ def _require_no_state_of_sparks(df: DataFrame, uid: str) -> None:
     found = internals.stateful_nodes(df)
     if found:
         raise ConfigurationError(
-            f"operator '{uid}': write_ahead was given a DataFrame with a stateful operator of Spark's ({found[0]}).",
+            f"operator '{uid}': write_ahead was given a DataFrame with a stateful operator of Spark ({found[0]}).",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="When a batch is repeated its stored output is handed out again, and no operator computes it; Spark's"
-            " own state would lack the batch. Use statelog.key_by for it.",
+            hint="Use statelog.key_by instead of that operator. When a batch is repeated, its stored output is"
+            " delivered again and no operator computes it, so Spark's own state would lack the batch.",
         )

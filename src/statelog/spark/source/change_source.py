@@ -52,8 +52,8 @@ class _Partition(InputPartition):
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reports the log's newest position to Spark, and reads the changes between two positions.
 
-    Each start of a query has one process for it, and its tasks have copies. Spark calls :meth:`initialOffset` if the
-    query is new, :meth:`latestOffset` before every micro-batch and again and again between them, and
+    Each start of a query has one process for the reader, and its tasks have copies. Spark calls :meth:`initialOffset`
+    if the query is new, :meth:`latestOffset` before every micro-batch and repeatedly between them, and
     :meth:`partitions` when it plans a micro-batch.
     """
 
@@ -116,10 +116,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield rows.select(self._names)
 
     def commit(self, end: Offset) -> None:
-        """Do nothing: Spark calls it when the next position is known, and that one gives up the changes before."""
+        """Do nothing: Spark calls this when the next position is known, which releases the changes before it."""
 
     def stop(self) -> None:
-        """Leave the pin, by which the query continues where it was."""
+        """Leave the pin, so that the query can continue where it was."""
 
     def _opened(self) -> ChangeConsumer:
         """The consumer; made when it is needed, as the copy that goes to the tasks needs none."""
@@ -188,9 +188,9 @@ class SourceOptions:
         given = {name.lower(): value for name, value in options.items()}
         known = (*_ANY, *_NOT_FOR_CHANGES, *_FOR_CHANGES)
         if unknown := sorted(set(given) - set(known)):
-            raise misuse(f"The format statelog has no option '{unknown[0]}'.", f"It has {', '.join(known)}.")
+            raise misuse(f"The format statelog has no option '{unknown[0]}'.", f"Its options are {', '.join(known)}.")
         if "path" not in given:
-            raise misuse("The format statelog has no path.", "Call load(path) with the checkpointLocation.")
+            raise misuse("The format statelog needs a path.", "Call load(path) with the checkpointLocation.")
         text = given.get("show", Show.ROWS)
         if text not in list(Show):
             raise misuse(f"Option show is '{text}'.", f"It must be one of {', '.join(Show)}.")
@@ -198,10 +198,10 @@ class SourceOptions:
         for name in _NOT_FOR_CHANGES if show is Show.CHANGES else _FOR_CHANGES:
             if name in given:
                 raise misuse(
-                    f"Option {name} does not go with show={show}.",
-                    "Changes begin after a batch: option after."
+                    f"Option {name} cannot be used with show={show}.",
+                    "Use option after: changes begin after a batch."
                     if show is Show.CHANGES
-                    else "It is for show=changes, in spark.readStream.",
+                    else "Use it with show=changes, in spark.readStream.",
                 )
         columns = given.get("columns")
         return cls(

@@ -67,8 +67,8 @@ def source_class(host: str, port: int, secret: bytes, certificate: bytes) -> typ
 class ClockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reports a new offset to Spark when the driver says that a batch is needed.
 
-    Each start of a query has one process for it. There Spark calls :meth:`initialOffset` if the query is new,
-    :meth:`latestOffset` before every batch and again and again between batches, and :meth:`partitions` when it plans a
+    Each start of a query has one process for the reader. There Spark calls :meth:`initialOffset` if the query is new,
+    :meth:`latestOffset` before every batch and repeatedly between batches, and :meth:`partitions` when it plans a
     batch with a new offset.
     """
 

@@ -35,7 +35,7 @@ from statelog.runs.schema import decode_schema
 from statelog.spark.source.change_source import ChangeReader, Show, SourceOptions, change_columns, misuse
 
 _MOST_KEYS: Final = 100_000
-"""Keys of filters that are looked up; for more the whole state is read."""
+"""At most this many keys of filters are looked up; for more, the whole state is read."""
 
 _LISTS: Final[dict[str, tuple[type, Callable[[str, str | None], list[Any]]]]] = {
     Show.OPERATORS: (OperatorInfo, lambda location, uid: list_operators(location)),
@@ -56,23 +56,23 @@ class StateSource(DataSource):
     """State of statelog's operators as a DataFrame: ``spark.read.format("statelog")``, and its changes as a stream.
 
     Register it first: ``spark.dataSource.register(statelog.StateSource)``. The path is a query's checkpointLocation, or
-    the location that its operators were given; all executors must see it. The query of the state may run meanwhile.
+    the location that its operators were given; all executors must have access. The query may be running.
 
     Options, as text: ``uid``, ``state``, ``at`` (a batch, a time in ISO 8601, or the name of a pin) and ``columns``
     (separated by commas) are those of :func:`read_state`. ``show`` is ``rows`` (default), ``operators``, ``states``,
     ``checkpoints``, ``pins`` or ``changes``. ``pin_s`` is how many seconds the checkpoint is kept for tasks that have
-    not begun; 3600 by default. Each task then keeps it as long as it reads.
+    not begun; 3600 by default. A task that has begun keeps the checkpoint while it reads.
 
-    With ``push_filters`` (``true`` or ``false``, the default) a filter that gives values of all fields of the key, such
-    as ``key_user = 'ann'``, reads only the blocks of these keys. It needs Spark 4.1 or later, and Spark's
+    With ``push_filters`` (``true`` or ``false``, the default) a filter that gives values for all fields of the key,
+    such as ``key_user = 'ann'``, reads only the blocks of these keys. This needs Spark 4.1 or later, and Spark's
     ``spark.sql.python.filterPushdown.enabled``.
 
     ``show=changes`` is for ``spark.readStream``: the rows of :func:`read_changes`, each change once, from the batch
-    after ``after`` on, by default from the oldest that is still stored. With ``with_before=true`` they also say what
-    was before, and begin by default after the oldest retained checkpoint. The changes of the newest batch come when the
-    next batch has begun, or with ``with_last=true`` as soon as Spark has committed theirs; then the path must be a
-    checkpointLocation. The changes that a stream has not read stay while it runs and for ``pin_s`` seconds after, by
-    default 86400, unless they take more than ``max_pin_bytes`` (1 GiB by default); ``pin_s`` must be longer than its
+    after ``after`` on, by default from the oldest that is still stored. With ``with_before=true``, they also have the
+    former values, and begin by default after the oldest retained checkpoint. The changes of the newest batch come when
+    the next batch has begun or, with ``with_last=true``, as soon as Spark has committed their batch; then the path must
+    be a checkpointLocation. Changes that a stream has not read are kept while it runs and for ``pin_s`` seconds after,
+    by default 86400, unless they take more than ``max_pin_bytes`` (1 GiB by default); ``pin_s`` must be longer than the
     longest micro-batch. A micro-batch has at most ``max_batch_bytes`` of stored changes (256 MiB by default), but at
     least one batch. A stream fails with StateMissingError if changes are gone, or if the query was set back to a
     batch before those that were read.
@@ -103,7 +103,7 @@ class StateSource(DataSource):
         """A reader of one checkpoint."""
         options = SourceOptions.of(self.options)
         if options.show == Show.CHANGES:
-            raise misuse("Changes are read as a stream.", "Call spark.readStream, or statelog.read_changes.")
+            raise misuse("Changes are read as a stream.", "Use spark.readStream or statelog.read_changes.")
         return (_KeyReader if options.pushes_filters else _Reader)(options, schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -111,7 +111,7 @@ class StateSource(DataSource):
         options = SourceOptions.of(self.options)
         if options.show != Show.CHANGES:
             raise misuse(
-                f"A stream of {options.show} was asked for.", "Only changes are a stream: option('show', 'changes')."
+                f"A stream of {options.show} was requested.", "Only changes are a stream: option('show', 'changes')."
             )
         return ChangeReader(options, schema.names)
 
@@ -197,7 +197,7 @@ class _Reader(DataSourceReader):
 
 
 class _KeyReader(_Reader):
-    """A reader that takes keys from filters; Spark refuses one that could if pushing filters down is off."""
+    """A reader that takes keys from filters; Spark refuses such a reader if filter pushdown is off."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Note the values that filters allow; Spark applies all filters again."""

@@ -249,9 +249,9 @@ class _StoredOutput:
 
 
 def output_columns(location: str, segment: SegmentRef, declared: StructType) -> StructType:
-    """The type of the rows of a stored segment: the declared one if it is the same, which may have types of users.
+    """The type of the rows of a stored segment: the declared one, which may have user-defined types, if both are equal.
 
-    Raises CorruptionError if it is another one and has types that are not Spark's own.
+    Raises CorruptionError if they differ and the stored one has types that are not Spark's own.
     """
     text = stored_columns(read_stored(open_location(location), segment, "a batch's output"), segment.name)
     if text == declared.json():

@@ -1,6 +1,6 @@
 """Tasks in a Python worker of Spark: their description, what the worker keeps, and their metrics in Spark's progress.
 
-Metrics travel by a row that only an observation sees. The rows of a streaming operator have one more column, the
+Metrics travel in a row that only an observation sees. The rows of a streaming operator have one more column, the
 report, which is null. The task whose ack completes the checkpoint gets its numbers with the reply, and returns one more
 row that has them as its report. The plan observes the report (``observedMetrics`` of Spark's progress), and then
 removes that row and the column.
@@ -67,7 +67,7 @@ class DriverAddress:
     port: int
     secret: bytes
     certificate: bytes = b""
-    """The certificate of its TLS, in DER; empty if calls are in clear."""
+    """The certificate of its TLS, in DER; empty if calls are not encrypted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +107,8 @@ class TaskSpec(ABC):
     def read(self, batches: list[pa.RecordBatch], partition: int) -> Any:
         """The input of the task, from the rows of a partition.
 
-        The rows tell the subtask; without rows it is the partition's number. Raises ConfigurationError if the rows
-        belong to several subtasks.
+        The rows determine the subtask; without rows, it is the partition's number. Raises ConfigurationError if the
+        rows belong to several subtasks.
         """
 
     @abstractmethod
@@ -126,8 +126,8 @@ class TaskSpec(ABC):
             raise ConfigurationError(
                 f"operator '{self.uid}': partition {partition} holds rows of several subtasks.",
                 kind=ErrorKind.PARTITIONS_RENUMBERED,
-                hint="Was spark.sql.shuffle.partitions or the plan changed by another optimizer rule? Please report"
-                " it.",
+                hint="Check whether another optimizer rule changes spark.sql.shuffle.partitions or the plan. Please"
+                " report it.",
             )
         return first
 
@@ -195,12 +195,12 @@ def _dumps(value: object) -> bytes:
 
 
 def send_at_once() -> None:
-    """Have TCP send what Spark and this process have for each other without waiting; Linux only, else nothing happens.
+    """Have TCP send data between Spark and this process without delay; Linux only, elsewhere nothing happens.
 
     From 4.2 on, Spark describes a task in one write, and sends small input in another. TCP holds back the second until
     the first is acknowledged (Nagle's algorithm), and Linux delays an acknowledgment by 40 ms unless there is something
-    to send along with it. Spark keeps the connection to itself, so all of the process are set. Linux ends the mode when
-    data travels in both directions, so each task sets it again.
+    to send along with it. Spark does not expose the connection, so all of the process are set. Linux ends the mode
+    when data travels in both directions, so each task sets it again.
     """
     if not hasattr(socket, "TCP_QUICKACK") or not _OPEN_FILES.is_dir():
         return
@@ -229,7 +229,7 @@ class WorkerProcess:
         gc.freeze()
 
     def attempt(self, spec: TaskSpec, context: TaskContext, subtask: int) -> Attempt:
-        """The surroundings of a task that runs now; raises ConfigurationError outside of a micro-batch."""
+        """The context of the task that runs now; raises ConfigurationError outside of a micro-batch."""
         assert spec.driver is not None
         task = _task_id(spec, subtask, context)
         self._claim_scratch(spec.options)
@@ -315,7 +315,7 @@ def _task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
         raise ConfigurationError(
             f"operator '{spec.uid}' is part of a stream, but ran outside of a micro-batch.",
             kind=ErrorKind.NO_BATCH_ID,
-            hint="Run its actions on the thread that Spark calls foreachBatch on, and while the batch lasts.",
+            hint="Run its actions on the thread that Spark calls foreachBatch on, during the batch.",
         )
     return TaskId(query_id, run_id, spec.uid, spec.instance, int(batch), subtask, context.taskAttemptId())
 
@@ -427,8 +427,8 @@ def reported_schema(output: StructType) -> StructType:
 def observed(rows: DataFrame, uid: str) -> DataFrame:
     """Observe the report, and remove it.
 
-    A batch may be computed several times, and then has several reports, of which the largest counts: with the later
-    revision, and of one revision all have the same numbers.
+    A batch may be computed several times, and then has several reports. The largest counts: it has the latest
+    revision, and all reports of one revision have the same numbers.
     """
     # One aggregate, and one result: Spark generates code for each aggregate, in every task of every batch.
     largest = F.array(F.max(F.col(REPORT_COLUMN)))

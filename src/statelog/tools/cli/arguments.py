@@ -12,7 +12,7 @@ from statelog.reading.point import At, parse_at
 
 
 class AtType(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no parameter
-    """A batch, a time in ISO 8601, in UTC without a zone, or a pin's name."""
+    """A batch, a time in ISO 8601 (in UTC if it has no zone), or a pin's name."""
 
     name = "batch, time or pin"
 
@@ -26,14 +26,14 @@ class AtType(click.ParamType):  # type: ignore[type-arg]  # older versions of cl
 
 
 LOCATION: Final = click.argument("location")
-UID: Final = click.option("--uid", help="The operator; needed if there are several.")
-STATE: Final = click.option("--state", help="The state; needed if there are several.")
+UID: Final = click.option("--uid", help="The operator; required if there are several.")
+STATE: Final = click.option("--state", help="The state; required if there are several.")
 AT: Final = click.option(
-    "--at", type=AtType(), help="A batch; a time: the newest checkpoint that is not later; or a pin."
+    "--at", type=AtType(), help="A batch; a time, for the newest checkpoint that is not later; or a pin's name."
 )
-JSON: Final = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 LIMIT: Final = click.option(
-    "--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Rows; 0 for all."
+    "--limit", type=click.IntRange(min=0), default=100, show_default=True, help="The most rows to show; 0 for all."
 )
 COLUMNS: Final = click.option("--columns", help="The columns, separated by commas.")
 KEYS: Final = click.option("--key", "keys", multiple=True, help="Only this key, as in get; may be repeated.")

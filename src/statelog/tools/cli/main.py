@@ -1,4 +1,4 @@
-"""The group of all commands, and what becomes of errors."""
+"""The group of all commands, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statelog.tools.cli import query_commands, state_commands
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 def commands() -> None:
-    """Look at the state of PySpark streaming queries; copy, restore and repair it."""
+    """Inspect, copy, restore and repair the state of PySpark streaming queries."""
 
 
 for _command in (
@@ -48,7 +48,7 @@ for _command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0 if it worked, 1 if it failed with a message, 2 if its arguments are wrong."""
+    """Run a command; returns 0 if it succeeded, 1 if it failed with a message, 2 if its arguments are wrong."""
     try:
         code = commands.main(args=arguments, prog_name="statelog", standalone_mode=False)
     except StatelogError as error:

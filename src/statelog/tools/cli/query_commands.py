@@ -28,13 +28,13 @@ from statelog.tools.doctor.finding import Finding
 from statelog.tools.pages.ui import report as write_report
 from statelog.tools.pages.ui import ui as serve_page
 
-_PLACE: Final = click.option("--location", help="Where the operators' state is, if they are given a location.")
+_PLACE: Final = click.option("--location", help="The location of the operators' state, if they are given one.")
 
 
 @click.command()
 @click.argument("query", metavar="CHECKPOINT")
 @click.argument("target", metavar="SAVEPOINT")
-@click.option("--batch", type=int, help="A retained checkpoint other than the newest.")
+@click.option("--batch", type=int, help="The retained checkpoint to save, instead of the newest one.")
 @_PLACE
 @JSON
 def savepoint(query: str, target: str, batch: int | None, location: str | None, as_json: bool) -> None:
@@ -47,7 +47,7 @@ def savepoint(query: str, target: str, batch: int | None, location: str | None, 
 @click.command()
 @click.argument("source", metavar="SAVEPOINT")
 @click.argument("checkpoint_location", metavar="CHECKPOINT")
-@click.option("--claim", is_flag=True, help="Remove the savepoint when all is restored.")
+@click.option("--claim", is_flag=True, help="Remove the savepoint once everything is restored.")
 @_PLACE
 @JSON
 def restore(source: str, checkpoint_location: str, claim: bool, location: str | None, as_json: bool) -> None:
@@ -60,9 +60,9 @@ def restore(source: str, checkpoint_location: str, claim: bool, location: str | 
 @click.command()
 @click.argument("checkpoint_location", metavar="CHECKPOINT")
 @click.argument("new_checkpoint", metavar="NEW_CHECKPOINT")
-@click.option("--at", type=int, help="The batch to continue after; by default the newest that Spark has committed.")
+@click.option("--at", type=int, help="The batch to continue after; by default the newest one that Spark has committed.")
 @_PLACE
-@click.option("--new-location", help="Where the new operators' state goes, if they are given a location.")
+@click.option("--new-location", help="The location for the new operators' state, if they are given one.")
 @JSON
 def branch(
     checkpoint_location: str,
@@ -72,7 +72,7 @@ def branch(
     new_location: str | None,
     as_json: bool,
 ) -> None:
-    """Write a NEW_CHECKPOINT location: a query that continues from the state of another one, without copying it."""
+    """Write a NEW_CHECKPOINT location: a query that continues from another query's state, without copying it."""
     with shown_progress():
         made = branch_module.branch(
             checkpoint_location, new_checkpoint, at=at, location=location, new_location=new_location
@@ -84,12 +84,12 @@ def branch(
 @click.argument("old_checkpoint", metavar="CHECKPOINT")
 @click.argument("new_checkpoint", metavar="NEW_CHECKPOINT")
 @click.option("--uid", help="The name that the operator will have, if it is given one.")
-@click.option("--location", help="Where the operator's state goes, if it is given a location.")
+@click.option("--location", help="The location for the operator's state, if it is given one.")
 @JSON
 def migrate(old_checkpoint: str, new_checkpoint: str, uid: str | None, location: str | None, as_json: bool) -> None:
-    """Write a NEW_CHECKPOINT location: a query of Spark's transformWithState that continues with statelog.
+    """Write a NEW_CHECKPOINT location: a query with Spark's transformWithState that continues with statelog.
 
-    Spark reads the state, so this begins a session; SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS configure it.
+    Spark reads the state, so this starts a Spark session; SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS configure it.
     """
     made = migrate_module.migrate(old_checkpoint, new_checkpoint, uid=uid, location=location)
     show_result(made, as_json=as_json)
@@ -98,7 +98,7 @@ def migrate(old_checkpoint: str, new_checkpoint: str, uid: str | None, location:
 @click.command()
 @click.argument("checkpoint_location", metavar="CHECKPOINT")
 @click.option("--dry-run", is_flag=True, help="Only report the repair; change nothing.")
-@click.option("--to", type=int, help="The batch to go back to; by default the newest that Spark has committed.")
+@click.option("--to", type=int, help="The batch to go back to; by default the newest one that Spark has committed.")
 @_PLACE
 @JSON
 def rewind(
@@ -108,17 +108,17 @@ def rewind(
     location: str | None,
     as_json: bool,
 ) -> None:
-    """Have Spark repeat batches of a stopped query whose state is missing, or all after a batch."""
+    """Make Spark repeat the batches of a stopped query whose state is missing, or all batches after a batch."""
     show_result(repair.rewind(checkpoint_location, location=location, to=to, dry_run=dry_run), as_json=as_json)
 
 
 @click.command(name="fall-back")
 @click.argument("checkpoint_location", metavar="CHECKPOINT")
-@click.option("--dry-run", is_flag=True, help="Only report damage and changes; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Only report the damage and the changes; change nothing.")
 @_PLACE
 @JSON
 def fall_back(checkpoint_location: str, dry_run: bool, location: str | None, as_json: bool) -> None:
-    """Set a stopped query with damaged state back to its newest checkpoint without damage."""
+    """Set a stopped query with damaged state back to its newest undamaged checkpoint."""
     with shown_progress():
         done = repair.fall_back(checkpoint_location, location=location, dry_run=dry_run)
     if as_json:
@@ -135,7 +135,7 @@ def fall_back(checkpoint_location: str, dry_run: bool, location: str | None, as_
 @_PLACE
 @JSON
 def forget(checkpoint_location: str, uid: str, dry_run: bool, location: str | None, as_json: bool) -> None:
-    """Give up the state of operator UID of a stopped query, which then continues without it, or with it empty."""
+    """Give up the state of operator UID of a stopped query. The operator then starts empty, or may be removed."""
     show_result(rename_module.forget(checkpoint_location, uid, location=location, dry_run=dry_run), as_json=as_json)
 
 
@@ -146,18 +146,18 @@ def forget(checkpoint_location: str, uid: str, dry_run: bool, location: str | No
 @_PLACE
 @JSON
 def rename(checkpoint_location: str, uid: str, new_uid: str, location: str | None, as_json: bool) -> None:
-    """Give operator UID of a stopped query the uid NEW_UID; its state stays."""
+    """Give operator UID of a stopped query the uid NEW_UID; the operator keeps its state."""
     show_result(rename_module.rename(checkpoint_location, uid, new_uid, location=location), as_json=as_json)
 
 
 @click.command()
 @click.argument("location")
 @click.option("--delete", is_flag=True, help="Delete the objects; without it they are only listed.")
-@click.option("--min-age-s", type=float, default=3600.0, show_default=True, help="Leave younger objects alone.")
-@click.option("--release", is_flag=True, help="Include the pins of branches that are gone; all must be reachable.")
+@click.option("--min-age-s", type=float, default=3600.0, show_default=True, help="Skip objects that are younger.")
+@click.option("--release", is_flag=True, help="Include pins of branches that are gone; all branches must be reachable.")
 @JSON
 def gc(location: str, delete: bool, min_age_s: float, release: bool, as_json: bool) -> None:
-    """List, or delete, the objects of a LOCATION that no checkpoint or pin needs. The query may run meanwhile."""
+    """List, or delete, the objects of a LOCATION that no checkpoint or pin needs. The query may be running."""
     with shown_progress():
         found = orphans.delete_orphans(location, min_age_s=min_age_s, release=release, dry_run=not delete)
     show_results(found, {"name": "name", "size_bytes": "size", "modified_s": "modified (Unix s)"}, as_json=as_json)
@@ -179,7 +179,7 @@ DAMAGE_COLUMNS: Final = {
     "pins": "pins",
     "problem": "problem",
 }
-"""The fields of a damage that people see, with their headings."""
+"""The fields of a damage that are shown to people, with their headings."""
 
 
 @click.command()
@@ -187,7 +187,7 @@ DAMAGE_COLUMNS: Final = {
 @UID
 @JSON
 def verify(location: str, uid: str | None, as_json: bool) -> None:
-    """Read and check all that is stored. The exit code is 3 if something is damaged."""
+    """Read and verify everything that is stored. The exit code is 3 if something is damaged."""
     with shown_progress():
         done = checks.verify(location, uid)
     if as_json:
@@ -199,7 +199,7 @@ def verify(location: str, uid: str | None, as_json: bool) -> None:
         whole = plain_text(whole)
         print(
             f"{done.checkpoints} checkpoints, {done.stored_parts:,} stored parts, {size_text(done.stored_bytes)};"
-            f" newest without damage: {whole}"
+            f" newest undamaged: {whole}"
         )
     if done.damages:
         click.get_current_context().exit(DAMAGED)
@@ -207,10 +207,10 @@ def verify(location: str, uid: str | None, as_json: bool) -> None:
 
 @click.command()
 @LOCATION
-@click.option("--uid", help="The operator; by default all of the query.")
+@click.option("--uid", help="The operator; by default all operators of the query.")
 @AT
 @click.option("--lasts-s", type=float, help="Seconds until the pin expires; without it the pin stays.")
-@click.option("--owner", default=lambda: getpass.getuser(), show_default="your user", help="Who makes it, what for.")
+@click.option("--owner", default=lambda: getpass.getuser(), show_default="your user", help="Who pins it, and why.")
 @JSON
 def pin(location: str, uid: str | None, at: At | None, lasts_s: float | None, owner: str, as_json: bool) -> None:
     """Keep a checkpoint readable."""
@@ -251,7 +251,7 @@ _SAVEPOINTS: Final = click.option(
     "--savepoints",
     multiple=True,
     metavar="FOLDER",
-    help="List the query's savepoints in this folder too, besides those in LOCATION/savepoints; may be repeated.",
+    help="Also list the query's savepoints in this folder, besides those in LOCATION/savepoints; may be repeated.",
 )
 
 
@@ -269,12 +269,12 @@ def report(location: str, output: Path, savepoints: tuple[str, ...]) -> None:
 
 @click.command()
 @LOCATION
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port; by default a free one.")
 @click.option("--redact-keys", is_flag=True, help="Show dots in place of keys and values.")
 @_SAVEPOINTS
 def ui(location: str, host: str, port: int, redact_keys: bool, savepoints: tuple[str, ...]) -> None:
-    """Serve the page about the checkpoints, with a look into the state, until Ctrl-C."""
+    """Serve the page about the checkpoints, with a form to look up state, until Ctrl-C."""
     with serve_page(location, host=host, port=port, redact_keys=redact_keys, savepoints=savepoints) as page:
         click.echo(f"Serving {page.url}\nStop it with Ctrl-C.")
         try:
@@ -292,7 +292,7 @@ _LEVELS = ("ok", "warning", "error")
 
 
 class ConfType(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no parameter
-    """A setting of Spark, KEY=VALUE."""
+    """A Spark setting, KEY=VALUE."""
 
     name = "key=value"
 
@@ -308,8 +308,8 @@ class ConfType(click.ParamType):  # type: ignore[type-arg]  # older versions of 
 @click.command()
 @LOCATION
 @click.option("--master", help="Spark's master; by default that of Spark's configuration, or local[*].")
-@click.option("--conf", multiple=True, type=ConfType(), help="A setting of Spark; may be repeated.")
-@click.option("--kafka", metavar="HOST:PORT,...", help="The Kafka brokers of queries, to be checked, too.")
+@click.option("--conf", multiple=True, type=ConfType(), help="A Spark setting; may be repeated.")
+@click.option("--kafka", metavar="HOST:PORT,...", help="The Kafka brokers of queries, to check them as well.")
 @click.option(
     "--kafka-option",
     "kafka_options",
@@ -318,7 +318,11 @@ class ConfType(click.ParamType):  # type: ignore[type-arg]  # older versions of 
     help="An option of Spark's Kafka source or sink, such as subscribe=TOPIC; may be repeated.",
 )
 @click.option(
-    "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, help="Of each check."
+    "--timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Time limit of each check, in seconds.",
 )
 @JSON
 def doctor(
@@ -332,7 +336,7 @@ def doctor(
 ) -> None:
     """Check that stateful queries can run with state at LOCATION: on this driver, and on all executors.
 
-    Starts a Spark session. The exit code is 1 if something is an error.
+    Starts a Spark session. The exit code is 1 if a finding is an error.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was written is removed
     click.echo("Starting Spark, and asking every executor ...", err=True)
@@ -349,7 +353,7 @@ def doctor(
 
 
 def _show(found: Sequence[Finding]) -> None:
-    """Show the findings, errors last, with equal ones of several executors as one."""
+    """Show the findings, errors last; equal findings of several executors are shown as one."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for one in sorted(found, key=lambda one: _LEVELS.index(one.level)):
         rows.setdefault((one.level, one.check, one.found, one.remedy), []).append(f"{one.where} ({one.host})")

@@ -23,7 +23,7 @@ from statelog.progress import Progress, watching
 from statelog.shown import plain_json, plain_text, size_text, time_text
 
 _WIDTH: Final = 10_000
-"""Of tables that go to a file or a pipe, where lines are not broken."""
+"""The width of tables that go to a file or a pipe, where lines are not broken."""
 
 _MADE_BY_SUFFIX: Final[dict[str, Callable[[Any], str]]] = {
     "_bytes": size_text,
@@ -67,7 +67,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def cell_text(name: str, value: Any) -> str:
-    """A field of a result for people; the end of its name is its unit."""
+    """A field of a result for people; the suffix of its name is its unit."""
     if value is None:
         return "-"
     for suffix, text in _MADE_BY_SUFFIX.items():
@@ -85,7 +85,7 @@ def cell_text(name: str, value: Any) -> str:
 def show_rows(rows: pa.RecordBatchReader, *, limit: int = 0, as_json: bool) -> None:
     """Show rows: as one table, or as a JSON object per line; with `limit` the first ones, and a note if there are more.
 
-    The progress is shown while nothing is written to a terminal: for JSON only if the output goes elsewhere.
+    The progress is shown while nothing is written to a terminal: for JSON, only if the output goes elsewhere.
     """
     batches = _first(rows, limit) if limit else rows
     if as_json:
@@ -130,7 +130,7 @@ _BAR_WIDTH: Final = 40
 def shown_progress(console: Console | None = None, after_s: float = _AFTER_S) -> Iterator[None]:
     """Show the progress of the calls in the block on the standard error, if that is a terminal.
 
-    Nothing must be written to a terminal in the block but by way of `sys.stderr`.
+    The block may write to a terminal only through `sys.stderr`.
     """
     if console is None:
         console = Console(stderr=True, force_terminal=sys.stderr.isatty())

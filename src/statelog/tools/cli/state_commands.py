@@ -90,7 +90,7 @@ def get(
 ) -> None:
     """Show the state of some keys.
 
-    A KEY of one field is given as it is, one of several fields as a JSON array.
+    Write a KEY with one field as it is, and a KEY with several fields as a JSON array.
     """
     table = _keys(location, uid, at, keys)
     show_rows(read_state(location, uid, state, at=at, keys=table, columns=names_of(columns)), as_json=as_json)
@@ -177,7 +177,7 @@ def diff(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Show what is different in a state between the checkpoints BEFORE and AFTER, by default the newest one."""
+    """Show the differences in a state between the checkpoints BEFORE and AFTER, by default the newest one."""
     rows = read_diff(location, before, after, uid, state, columns=names_of(columns))
     show_rows(rows, limit=limit, as_json=as_json)
 
@@ -201,7 +201,7 @@ def export(
 ) -> None:
     """Write the rows of a state to a Parquet file TARGET, which must not exist."""
     if target.exists():
-        raise ConfigurationError(f"{target} exists already.", kind=ErrorKind.VALUE_MISMATCH, hint="Name another file.")
+        raise ConfigurationError(f"{target} already exists.", kind=ErrorKind.VALUE_MISMATCH, hint="Name another file.")
     rows = read_state(location, uid, state, at=at, columns=names_of(columns))
     count = 0
     unfinished = target.with_name(f".{target.name}.unfinished")
@@ -214,7 +214,7 @@ def export(
     except OSError as error:
         del rows  # its pin goes now, although the error's traceback has this frame
         raise ConfigurationError(
-            f"{target} cannot be written: {error}.", kind=ErrorKind.VALUE_MISMATCH, hint="Name a file that can."
+            f"{target} cannot be written: {error}.", kind=ErrorKind.VALUE_MISMATCH, hint="Name a writable file."
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)
@@ -232,7 +232,7 @@ def _keys(location: str, uid: str | None, at: At | None, texts: tuple[str, ...])
 
 
 DIFFERENT: Final = 4
-"""The exit code if a state is different."""
+"""The exit code if a state differs."""
 _SHOWN_GROUPS: Final = 5
 
 
@@ -242,7 +242,7 @@ _SHOWN_GROUPS: Final = 5
 @UID
 @click.option("--other-uid", help="The other query's operator, if it has another name.")
 @AT
-@click.option("--other-at", type=AtType(), help="The other query's checkpoint, if it is another one.")
+@click.option("--other-at", type=AtType(), help="The other query's checkpoint, if it differs.")
 @click.option("--ignore", multiple=True, help="A column that may differ, such as expires_ms.")
 @JSON
 def compare(
@@ -255,7 +255,7 @@ def compare(
     ignore: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Compare all states of an operator with those of an OTHER query. The exit code is 4 if one is different."""
+    """Compare all states of an operator with those of an OTHER query. The exit code is 4 if a state differs."""
     with shown_progress():
         found = comparison.compare(location, other, uid, other_uid=other_uid, at=at, other_at=other_at, ignore=ignore)
     if as_json:
@@ -296,7 +296,7 @@ _SCANNED: Final = {
 @click.option("--scan", is_flag=True, help="Read all state: rows, keys, and the largest keys.")
 @JSON
 def stats(location: str, uid: str | None, scan: bool, as_json: bool) -> None:
-    """Show the size of the state: per operator and state, by subtask and key group, and why its files stay."""
+    """Show the size of the state: per operator and state, by subtask and key group, and why its files are kept."""
     with shown_progress():
         found = measures.stats(location, uid, scan=scan)
     if as_json:

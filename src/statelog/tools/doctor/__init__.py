@@ -10,7 +10,7 @@ The life of a diagnosis:
 3. On the driver, `location` tries out the store and leaves an object for the executors to see.
 4. `executors` brings a task to each executor. It runs `executor_work`, which connects to the driver, compares the
    clocks and tries the folder of the local copies; `location` tries the store.
-5. The driver compares the executors' reports, and removes all that was written.
+5. The driver compares the executors' reports, and removes everything that was written.
 
 Words of this package:
 
@@ -19,5 +19,5 @@ Words of this package:
 - marks: what an executor has left in that folder, for the driver to compare.
 
 Checks are generators that run in threads, each within a time limit (`finding`); a check that is asked to end is closed,
-and so removes what it has written. May import spark and all packages below.
+and so removes what it has written. May import `spark` and all packages below it.
 """

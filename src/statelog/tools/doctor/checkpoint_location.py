@@ -1,4 +1,4 @@
-"""Checks that Spark can have its checkpoint at a location of ``s3a:``, the same place as statelog's own client."""
+"""Checks that Spark can keep its checkpoint at an ``s3a:`` location, and that statelog's own client sees the same."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CHECK: Final = "checkpoint-location"
 SCHEME: Final = "s3a"
 
 STUCK: Final = (
-    f"Spark's Hadoop repeats requests for minutes. Are {PREFIX}endpoint and {PREFIX}endpoint.region right, and is the"
-    " endpoint within reach of this host? Other settings take effect only when the application is started again."
+    f"Spark's Hadoop repeats requests for minutes. Check {PREFIX}endpoint and {PREFIX}endpoint.region, and whether this"
+    " host can reach the endpoint. Changed settings take effect only when the application is started again."
 )
 _MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _ABORTABLE: Final = "AbortableStreamBasedCheckpointFileManager"
@@ -36,7 +36,7 @@ _LONGEST: Final = 400
 _REMEDIES: Final = (
     (
         r"NoClassDefFoundError|ClassNotFoundException|NoSuchMethodError|NoSuchFieldError",
-        "Classes that S3A needs are missing, or of other versions: add {packages}.",
+        "Classes that S3A needs are missing, or have other versions: add {packages}.",
     ),
     (
         r"NoAuthWithAWS|NoAwsCredentials|No AWS Credentials|Unable to load credentials|Unable to load AWS",
@@ -46,7 +46,7 @@ _REMEDIES: Final = (
     ),
     (
         r"Status Code: 400|Status Code: 501|XAmzContentSHA256Mismatch|NotImplemented",
-        "The server does not take requests as Hadoop's client sends them. If it is not Amazon's, try"
+        "The server does not accept requests as Hadoop's client sends them. If it is not Amazon's, try"
         " spark.hadoop.fs.s3a.signing-algorithm=AWS4UnsignedPayloadSignerType; see docs/object-stores.md.",
     ),
     (
@@ -55,40 +55,40 @@ _REMEDIES: Final = (
     ),
     (
         r"AccessDenied|Forbidden|Status Code: 40[13]|InvalidAccessKeyId|SignatureDoesNotMatch",
-        "Check Hadoop's keys (spark.hadoop.fs.s3a.access.key and its like, or those of a bucket of its own:"
+        "Check Hadoop's keys (spark.hadoop.fs.s3a.access.key and related settings, or those of a single bucket:"
         " fs.s3a.bucket.NAME.access.key) and their permissions: s3:GetObject, s3:PutObject, s3:DeleteObject and"
         " s3:ListBucket.",
     ),
     (
         r"UnknownHost|ConnectException|Unable to execute HTTP request|ConnectTimeout|SdkClientException",
         "Check spark.hadoop.fs.s3a.endpoint, spark.hadoop.fs.s3a.endpoint.region, spark.hadoop.fs.s3a.path.style.access"
-        " and spark.hadoop.fs.s3a.connection.ssl.enabled, and whether this host reaches the endpoint.",
+        " and spark.hadoop.fs.s3a.connection.ssl.enabled, and whether this host can reach the endpoint.",
     ),
 )
-_OTHERWISE: Final = "Can Spark itself read and write there? Its settings spark.hadoop.fs.s3a.* apply."
+_OTHERWISE: Final = "Check that Spark itself can read and write there. Its settings spark.hadoop.fs.s3a.* apply."
 _NO_CREDENTIALS: Final = (
-    "If that is not meant, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of driver and executors,"
-    " or call statelog.use_s3a_settings(spark) before queries are built: state then uses Hadoop's."
+    "If this is not intended, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of driver and"
+    " executors, or call statelog.use_s3a_settings(spark) before queries are built: state then uses Hadoop's."
 )
 
 
 def credentials_finding(location: str, place: Place) -> Finding:
-    """Where statelog's own client has its credentials from."""
+    """Where statelog's own client gets its credentials from."""
     source = credentials_source(ObjectLocation.parse(location).bucket, os.environ)
-    return place.ok(CHECK, f"statelog's own client has its credentials from {source}. {_NO_CREDENTIALS}")
+    return place.ok(CHECK, f"statelog's own client gets its credentials from {source}. {_NO_CREDENTIALS}")
 
 
 def check_checkpoint_location(session: SparkSession, location: str, store: Store | None, place: Place) -> Findings:
-    """Write, read, list and delete a file of the location as Spark does, and look for it with statelog's own client.
+    """Write, read, list and delete a file in the location as Spark does, and look for it with statelog's own client.
 
-    `store` is that of the location; None if it cannot be used.
+    `store` is the location's store; None if it cannot be used.
     """
     yield credentials_finding(location, place)
     packages = f"hadoop-aws of version {internals.hadoop_version(session)}, with its dependencies"
     if not internals.file_system_scheme(session, location):
         yield place.warning(
             CHECK,
-            f"Spark's Hadoop has no class for {SCHEME}:, so the location can hold state, but no checkpoint of Spark's.",
+            f"Spark's Hadoop has no class for {SCHEME}:, so the location can hold state, but not Spark's checkpoint.",
             f"For a checkpointLocation add {packages}: --packages org.apache.hadoop:hadoop-aws:"
             f"{internals.hadoop_version(session)}.",
         )
@@ -111,7 +111,7 @@ def check_checkpoint_location(session: SparkSession, location: str, store: Store
 
 
 def _of_files(files: HadoopFiles, name: str, place: Place) -> Iterator[Finding]:
-    """List a folder, write a file that is not there, see that it is not replaced unasked, replace it, and read it."""
+    """List a folder, write a new file, check that it is not replaced unintentionally, replace it, and read it."""
     content = name.encode()
     files.list(OFFSETS)  # a folder of Spark's, which may be missing
     files.create(name, b"first")
@@ -125,14 +125,14 @@ def _of_files(files: HadoopFiles, name: str, place: Place) -> Iterator[Finding]:
         yield place.error(
             CHECK,
             f"In {files.location} Spark's {files.manager} replaces a file that must not be replaced.",
-            f"A second driver's offsets could take the place of the first one's. Remove {_MANAGER}, or set a class"
-            f" that refuses: {_ABORTABLE} of spark-hadoop-cloud.",
+            f"A second driver's offsets could replace those of the first one. Remove {_MANAGER}, or set a class"
+            f" that refuses to replace files: {_ABORTABLE} of spark-hadoop-cloud.",
         )
     files.write(name, content)
     if files.read(name) != content:
         yield place.error(
             CHECK,
-            f"{files.location}/{name} was written through Spark's Hadoop, and other bytes were read.",
+            f"{files.location}/{name} was written through Spark's Hadoop, but other bytes were read.",
             "Use a store that shows a finished write to every read; docs/object-stores.md names some.",
         )
 
@@ -154,7 +154,7 @@ def _of_both(files: HadoopFiles, name: str, store: Store, place: Place) -> Itera
         CHECK,
         f"statelog's own client does not see a file that Spark's Hadoop has written in {files.location}: it reaches"
         " another bucket of this name.",
-        f"Let both have the same endpoint: {PREFIX}endpoint for Hadoop, and AWS_ENDPOINT_URL, or"
+        f"Set the same endpoint for both: {PREFIX}endpoint for Hadoop, and AWS_ENDPOINT_URL, or"
         " statelog.use_s3a_settings(spark), for statelog.",
     )
 

@@ -1,4 +1,4 @@
-"""The public function, and the same in a session that the command makes."""
+"""The public function, and the same in a session that the command creates."""
 
 from __future__ import annotations
 
@@ -48,33 +48,33 @@ def doctor(
     """Check that stateful queries can run here: on the active session's driver and executors, with state at a location.
 
     A small Spark job on every executor compares versions and clocks, connects to the driver's port as tasks do, and
-    writes to, reads and lists the location from everywhere. Everything written is below ``probe/doctor-...`` in the
-    location, and is removed again. Running queries are not disturbed.
+    writes, reads and lists objects in the location. Everything that is written is below ``probe/doctor-...`` in the
+    location, and is removed at the end. Running queries are not disturbed.
 
     Parameters
     ----------
     location : str or Path
-        Where state is to be: a checkpointLocation, or the location for operators. A missing directory is made for the
-        time of the check.
+        Where state will be stored: a checkpointLocation, or the location for operators. A missing directory is created
+        for the duration of the check.
     options : Options, optional
         The operators' options, of which ``local_directory``, ``table`` and those of uploads are checked.
     kafka : str or mapping of str to str, optional
         The Kafka brokers that queries read from or write to, ``"host:9092,..."``, or all options that Spark's source or
-        sink gets: ``kafka.bootstrap.servers``, those of security, and ``subscribe`` or ``topic``. By default Kafka is
-        not checked.
+        sink gets: ``kafka.bootstrap.servers``, the security options, and ``subscribe`` or ``topic``. By default, Kafka
+        is not checked.
     timeout_s : float
         Time limit of each check, in seconds; the start of executors may take five times as long. A check that takes
-        longer is a finding.
+        longer is reported as a finding.
 
     Returns
     -------
     list of Finding
-        The findings: of the driver first, then of each executor.
+        The findings: first those of the driver, then those of each executor.
 
     Raises
     ------
     ConfigurationError
-        If an argument other than the location is wrong. All else that fails is a finding.
+        If an argument other than the location is wrong. Any other failure is reported as a finding.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class _Diagnosis:
         self.place = Place(DRIVER, self._installed.host)
 
     def run(self, session: SparkSession | None) -> list[Finding]:
-        """Make all checks; without a session only those of the driver's process."""
+        """Run all checks; without a session, only those of the driver's process."""
         findings = list(package_findings(self._installed, self.place, None, requirements(), self._options.table))
         if session is not None and not internals.is_classic(session):
             findings.append(
@@ -183,7 +183,7 @@ class _Diagnosis:
         return findings
 
     def _of_spark_s_files(self, session: SparkSession | None, location: str, store: Store | None) -> list[Finding]:
-        """Check that Spark can have its checkpoint there, if that is a matter of settings."""
+        """Check that Spark can keep its checkpoint there, if this depends on settings."""
         if session is None or scheme_of(location) != spark_places.SCHEME:
             return []
         check = partial(spark_places.check_checkpoint_location, session, location, store, self.place)
@@ -192,7 +192,7 @@ class _Diagnosis:
     def _of_executors(
         self, session: SparkSession | None, store: Store | None, probe: places.Probe | None
     ) -> list[Finding]:
-        """Make the checks that need Spark; those of the location only with a probe, which the store has."""
+        """Run the checks that need Spark; those of the location only with a probe, which must be in the store."""
         if session is None:
             return []
         findings = self._limited("python", partial(_of_interpreter, session))
@@ -211,7 +211,7 @@ class _Diagnosis:
         try:
             executors = Executors(session, executor_function(work), self._installed, self._options.table)
             reports = executors.ask(self._timeout_s)
-        except Exception as error:  # the session has ended meanwhile, say
+        except Exception as error:  # for example, the session has ended meanwhile
             return [*findings, self.place.failed("executors", error)]
         findings += reports.findings
         if store is not None and probe is not None:

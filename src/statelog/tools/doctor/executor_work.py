@@ -28,11 +28,14 @@ from statelog.tools.doctor.location import CHECK, Marks, Probe, check_from_execu
 from statelog.tools.doctor.versions import teller
 
 STUCK_STORE = (
-    "Is the store within reach of this host: address, proxy, firewall, credentials service? A directory of a file"
-    " server that does not answer blocks like this."
+    "Check whether this host can reach the store: address, proxy, firewall, credentials service. A directory on a file"
+    " server that does not answer blocks in the same way."
 )
-STUCK_DISK = "Is the disk full or failing, or on a file server that does not answer?"
-STUCK_PORT = "Does a firewall or a network policy drop packets to the driver's port? Is the driver suspended?"
+STUCK_DISK = "Check whether the disk is full or failing, or on a file server that does not answer."
+STUCK_PORT = (
+    "Check whether a firewall or a network policy drops packets to the driver's port, and whether the driver is"
+    " suspended."
+)
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,10 @@ class ExecutorWork:
     stores: bytes
     """See :func:`pickled_stores`; empty if they cannot be sent, and then there is no `probe`."""
     brokers: Sequence[kafka.Address] = ()
-    """Of Kafka."""
+    """The addresses of Kafka brokers."""
 
     def run(self, host: str) -> dict[str, Any]:
-        """Make the checks; the findings, whose place the driver completes, and marks as plain values."""
+        """Run the checks; returns the findings, whose place the driver completes, and marks as plain values."""
         place, clock = Place("", host), SystemClock()
         marks: list[Marks] = []
         base = local_base(self.options)
@@ -95,7 +98,7 @@ def executor_function(work: ExecutorWork) -> Callable[[Any], Iterator[str]]:
 
     It is pickled by value and holds only bytes, so a worker that cannot import statelog can report just that.
     """
-    # An observer need not be picklable before there is a query, and is not called.
+    # An observer need not be picklable before there is a query, and no check calls it.
     work = replace(work, options=replace(work.options, observer=Options().observer))
     pickled: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
     tell = teller()
@@ -126,13 +129,13 @@ def executor_function(work: ExecutorWork) -> Callable[[Any], Iterator[str]]:
 _LOWEST_BYTES: Final = 1 << 30
 _GB: Final = 1e9
 _REMEDY: Final = (
-    "Tasks keep copies of their state there: give the host a larger local disk, or name a folder on another one with"
+    "Tasks keep copies of their state there. Give the host a larger local disk, or name a folder on another one with"
     " Options(local_directory=...)."
 )
 
 
 def check_disk(base: Path, place: Place, free_bytes: Callable[[Path], int] | None = None) -> Findings:
-    """Whether the folder can be written to, and has room. `base` is made by the first task if it is missing."""
+    """Whether the folder is writable and has free space. The first task creates `base` if it does not exist."""
     folder = base / "statelog"
     try:
         while not folder.exists():
@@ -187,14 +190,14 @@ def check_driver_port(address: DriverAddress, place: Place, clock: Clock, timeou
 
 
 def clock_finding(ahead_s: float, trip_s: float, place: Place) -> Finding:
-    """Judge how far a clock is ahead of the driver's, after a round trip in which the reply may be made at any time."""
+    """Judge how far a clock is ahead of the driver's, after a round trip in which the driver may reply at any time."""
     if abs(ahead_s) - trip_s / 2 <= _CLOCK_LIMIT_S:
         return place.ok("clock", f"The clock is {abs(ahead_s):.3f} s off the driver's.")
     return place.warning(
         "clock",
         f"The clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the driver's.",
-        "Have NTP (chrony, systemd-timesyncd) set the clocks of all hosts: the ages of stored objects and of pins"
-        " are measured between them, and object stores refuse requests of a wrong time.",
+        "Use NTP (chrony, systemd-timesyncd) to set the clocks of all hosts: the ages of stored objects and of pins"
+        " are measured between them, and object stores refuse requests with a wrong time.",
     )
 
 
@@ -211,7 +214,7 @@ def _remedy(address: DriverAddress, error: ProtocolError) -> str:
     if address.host.startswith(_LOOPBACK):
         return (
             f"{address.host} is every host's own address: set spark.driver.host, or spark.statelog.coordinator.host, to"
-            " an address of the driver that the executors reach."
+            " an address of the driver that the executors can reach."
         )
     return (
         f"{error.hint.rstrip('.')}, and open that port in firewalls, security groups and network policies. If"

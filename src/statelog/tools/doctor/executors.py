@@ -41,14 +41,14 @@ _PYTHON: Final = (
     " version, PySpark and statelog, before the session is created; or put them into the image."
 )
 _NO_EXECUTOR: Final = (
-    "The application has no executor that can run a task: look at Spark's web UI, or at the cluster's, for free cores"
-    " and memory, for executors that end at once, and whether they reach the driver."
+    "The application has no executor that can run a task. Check in Spark's web UI, or in the cluster's, whether cores"
+    " and memory are free, whether executors end immediately, and whether they can reach the driver."
 )
 
 
 _STUCK: Final = (
-    "A task on this executor has not ended: the executor's log, and a thread dump of its Python workers (py-spy), tell"
-    " what it waits for."
+    "A task on this executor has not ended. Check the executor's log, and a thread dump of its Python workers (py-spy),"
+    " to see what the task is waiting for."
 )
 
 
@@ -63,9 +63,9 @@ class Reports:
 
 
 class Executors:
-    """Brings a function of :func:`executor_function` to every executor, as far as Spark runs a task there.
+    """Runs a function of :func:`executor_function` on every executor on which Spark runs a task.
 
-    Each executor has a job of its own, so that the failure of one is not a failure of the others.
+    Each executor has its own job, so that the failure of one is not a failure of the others.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Executors:
         self._group = f"statelog-doctor-{secrets.token_hex(4)}"
 
     def ask(self, timeout_s: float) -> Reports:
-        """Ask all of them; the limit is that of a check on an executor."""
+        """Ask all executors; the limit is that of a check on one executor."""
         first = self._check(self._place, "first", self._first_job, _NO_EXECUTOR)
         reports = Reports(run_limited([first], START_CHECKS * timeout_s))
         if reports.findings:
@@ -121,7 +121,7 @@ class Executors:
         return Check(CHECK, place, in_group, stuck, lambda: self._context.cancelJobGroup(group))
 
     def _first_job(self) -> Findings:
-        """Have Spark start executors, also those of dynamic allocation; no Python runs in it."""
+        """Make Spark start executors, including those of dynamic allocation; the job runs no Python."""
         tasks = min(max(self._context.defaultParallelism, 1), _MOST)
         self._session.range(0, tasks, 1, tasks).count()
         wanted = int(self._context.getConf().get("spark.executor.instances", "0") or 0)
@@ -144,7 +144,7 @@ class Executors:
         yield from read_report(report, where, self._driver, self._table, reports.marks)
 
     def _place_of(self, report: dict[str, Any], wished: Place) -> Place:
-        """The place of a report: Spark may have run the task on another executor than on the wished one."""
+        """The place of a report: Spark may have run the task on another executor than the one that was wanted."""
         host = str(report["installed"]["host"])
         try:
             for _ in range(round(_TOLD_S / _POLL_S)):
@@ -160,9 +160,9 @@ class Executors:
 def _not_apache(place: Place, error: Exception) -> Finding:
     return place.warning(
         CHECK,
-        "Tasks cannot be brought to a chosen executor, because this Spark differs from Apache Spark"
+        "Tasks cannot be sent to a specific executor, because this Spark differs from Apache Spark"
         f" ({type(error).__name__}).",
-        "Set Options(placement='off') for the operators. Here tasks have run wherever Spark ran them.",
+        "Set Options(placement='off') for the operators. In this check, tasks ran wherever Spark placed them.",
     )
 
 
@@ -185,7 +185,7 @@ def read_report(
 
 
 def failed_task(place: Place, text: str) -> Finding:
-    """The finding of a task that Spark could not run, from the text of Spark's error; `place` if that names none."""
+    """The finding for a task that Spark could not run, from the text of Spark's error; `place` if that names none."""
     if lost := _LOST.search(text):
         place = Place(f"executor {lost[2]}", lost[1])
     if versions := _VERSIONS.search(text):
@@ -199,12 +199,12 @@ def failed_task(place: Place, text: str) -> Finding:
     return place.error(
         CHECK,
         f"A task failed: {kind.rpartition('.')[2]}: {message[:_LONGEST]}",
-        "The executor's log has the whole error.",
+        "See the executor's log for the whole error.",
     )
 
 
 def not_asked(places: Sequence[Place], reports: Reports, executors: int, driver: Place) -> Iterator[Finding]:
-    """Tell of the executors that no task has reached."""
+    """Report the executors that no task has reached."""
     told_of = {one.where for one in reports.findings}
     left = [one.where for one in places if one.where not in reports.answered | told_of]
     left += [f"{executors - len(places)} more"] if executors > len(places) else []
@@ -213,7 +213,7 @@ def not_asked(places: Sequence[Place], reports: Reports, executors: int, driver:
             CHECK,
             f"Not checked: {', '.join(left)}. They were busy or ended, so Spark ran their tasks elsewhere"
             f", or there are more than {_MOST}.",
-            "Check again when they are idle; spark.locality.wait is how long a task waits for its executor.",
+            "Check again when they are idle. A task waits for its executor as long as spark.locality.wait says.",
         )
     else:
         yield driver.ok(CHECK, f"Spark has run a task on every executor ({len(places)}).")

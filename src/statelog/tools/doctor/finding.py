@@ -66,14 +66,14 @@ class Place:
         return Finding("error", check, self.where, self.host, found, remedy)
 
     def failed(self, check: str, error: BaseException) -> Finding:
-        """A check has ended with an error: one of statelog's says what to do."""
+        """A check has ended with an error; an error of statelog's says what to do."""
         if isinstance(error, StatelogError):
             return self.error(check, error.message, error.hint)
         reason = (str(error).strip().splitlines() or [""])[0][:_LONGEST]
         return self.error(
             check,
-            f"The check could not be made: {type(error).__name__}: {reason}",
-            "Fix what the message names, and check again; if it names nothing in your setup, please report it.",
+            f"The check could not be completed: {type(error).__name__}: {reason}",
+            "Fix what the message names, and check again. If it names nothing in your setup, report the failure.",
         )
 
 
@@ -83,7 +83,7 @@ class Place:
 Findings = Generator[Finding, None, None]
 
 START_CHECKS: Final = 5
-"""Starting Spark, or the first executors, may take as long as so many checks."""
+"""Starting Spark, or the first executors, may take as long as this number of checks."""
 _END_S: Final = 5.0
 """How long an end waits for a check that was asked to end."""
 
@@ -107,7 +107,7 @@ class Check:
 def run_limited(checks: Sequence[Check], timeout_s: float) -> list[Finding]:
     """Run checks, and return their findings in the order of the checks.
 
-    A check that is not done after the limit is abandoned in its daemon thread. An interruption, such as Ctrl-C, ends
+    A check that has not ended within the limit is abandoned in its daemon thread. An interruption, such as Ctrl-C, ends
     all checks, and is raised again.
     """
     running = [_Running(check) for check in checks]
@@ -142,14 +142,14 @@ class _Running:
                     if self._abandoned.is_set():
                         break
                     self._found.append(finding)
-        except BaseException as error:  # even a panic of a native library: it is a finding
+        except BaseException as error:  # even a panic of a native library becomes a finding
             if not self._abandoned.is_set():
                 self._found.append(self.check.place.failed(self.check.name, error))
         finally:
             self.done.set()
 
     def abandon(self) -> bool:
-        """Have the check end as soon as it can; False if it is done."""
+        """Make the check end as soon as it can; False if it has already ended."""
         if self.done.is_set():
             return False
         self._abandoned.set()
@@ -161,7 +161,7 @@ class _Running:
     def findings(self, timeout_s: float) -> list[Finding]:
         found = list(self._found)
         if self._abandoned.is_set():
-            told = f"The check was not done after {timeout_s:g} s."
+            told = f"The check was not finished after {timeout_s:g} s."
             found.append(self.check.place.error(self.check.name, told, self.check.stuck))
         return found
 

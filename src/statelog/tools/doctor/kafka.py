@@ -1,4 +1,4 @@
-"""Whether a query's Kafka brokers are within reach: of the driver by Spark's connector, and of every executor."""
+"""Checks that the driver, with Spark's connector, and every executor can reach a query's Kafka brokers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statelog.spark.driver.kafka_client import KafkaError
 from statelog.tools.doctor.finding import Findings, Place
 
 CHECK: Final = "kafka"
-STUCK_BROKER: Final = "Do the brokers' hosts, or a firewall before them, drop packets from this host?"
+STUCK_BROKER: Final = "Check whether the brokers' hosts, or a firewall in front of them, drop packets from this host."
 
 _SERVERS: Final = "kafka.bootstrap.servers"
 _PREFIX: Final = "kafka."
@@ -26,7 +26,7 @@ Address = tuple[str, int]
 
 
 def kafka_options(given: str | Mapping[str, str] | None) -> dict[str, str]:
-    """The options of Spark's source or sink, of brokers alone or as a mapping; empty for None.
+    """The options of Spark's source or sink, given as brokers alone or as a mapping; empty for None.
 
     Raises ConfigurationError if no brokers are named.
     """
@@ -52,7 +52,7 @@ def check_from_driver(
             CHECK,
             "The session has no Kafka connector.",
             f"Start Spark with --packages org.apache.spark:spark-sql-kafka-0-10_2.13:{session.version}, or with the"
-            " newest version that there is.",
+            " newest available version.",
         )
         return
     client = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
@@ -64,7 +64,7 @@ def check_from_driver(
             CHECK,
             f"{servers}: {error}",
             f"Check the addresses in {_SERVERS}, that a broker listens there, and the options of its security"
-            " (kafka.security.protocol, kafka.sasl.*, kafka.ssl.*): a broker that expects TLS does not answer without.",
+            " (kafka.security.protocol, kafka.sasl.*, kafka.ssl.*): a broker that expects TLS answers nothing else.",
         )
         return
     brokers += found
@@ -77,7 +77,7 @@ def check_from_driver(
             yield place.error(
                 CHECK,
                 f"There is no topic {topic}, or this user may not see it.",
-                "Create it, correct its name, or let the user describe and read it.",
+                "Create it, correct its name, or allow the user to describe and read it.",
             )
 
 
@@ -99,4 +99,5 @@ def check_from_executor(brokers: Sequence[Address], place: Place, clock: Clock, 
             reached += 1
             slowest_s = max(slowest_s, clock.monotonic_s() - begun_s)
     if reached:
-        yield place.ok(CHECK, f"{reached} of {len(brokers)} brokers are reached, in {slowest_s * 1000:.1f} ms at most.")
+        slowest = f"{slowest_s * 1000:.1f} ms"
+        yield place.ok(CHECK, f"{reached} of {len(brokers)} brokers were reached, in at most {slowest}.")

@@ -1,4 +1,4 @@
-"""Checks a location, from the driver and from executors; all that is written is in one folder, which is removed."""
+"""Checks a location, from the driver and from executors; everything is written to one folder, which is removed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Probe:
 
     @property
     def content(self) -> bytes:
-        """Of the objects, but the race's: no other diagnosis has the same."""
+        """The content of the objects, except the race's; no other diagnosis has the same content."""
         return self.folder.encode()
 
 
@@ -63,7 +63,7 @@ class Marks:
     written: str
     """An object with the probe's content."""
     won: bool
-    """Whether it has created the object of the race."""
+    """Whether it has created the race's object."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ def check_from_driver(store: Store, probe: Probe, place: Place, clock: Clock, tr
     path = _path(probe.location)
     if path is not None:
         if path.exists() and not path.is_dir():
-            yield place.error(CHECK, f"{path} is not a directory.", "Name a directory; it is made if it is missing.")
+            yield place.error(CHECK, f"{path} is not a directory.", "Name a directory; it is created if it is missing.")
             return
         traces.made += [one for one in (path, *path.parents) if not one.exists()]
     try:
@@ -138,9 +138,9 @@ def check_store(store: Store, probe: Probe, place: Place) -> Generator[Finding, 
 
 def _read(store: Store, name: str, probe: Probe) -> None:
     content = probe.content
-    _require(store.read(name) == content, probe, f"{name} was written, and other bytes were read")
+    _require(store.read(name) == content, probe, f"{name} was written, but other bytes were read")
     _require(store.read(name, offset=1, length=2) == content[1:3], probe, f"a part of {name} has other bytes")
-    _require(store.size_bytes(name) == len(content), probe, f"{name} has another size than was written")
+    _require(store.size_bytes(name) == len(content), probe, f"{name} has another size than what was written")
 
 
 def _append(store: Store, name: str, probe: Probe) -> None:
@@ -149,12 +149,12 @@ def _append(store: Store, name: str, probe: Probe) -> None:
         store.append(name, [b"1", b"23"], at=len(content))
         store.append(name, [b"4"], at=len(content) + 1)
         store.sync(name, start=0, end=len(content) + 2)
-        _require(store.read(name) == content + b"14", probe, f"bytes were appended to {name}, and others were read")
+        _require(store.read(name) == content + b"14", probe, f"bytes were appended to {name}, but others were read")
 
 
 def _list(store: Store, name: str, probe: Probe) -> None:
     listed = [info.name for info in store.list(f"{probe.folder}/")]
-    _require(name in listed, probe, f"{name} was written, and is not listed")
+    _require(name in listed, probe, f"{name} was written, but is not listed")
 
 
 def _delete(store: Store, name: str, probe: Probe) -> None:
@@ -166,9 +166,9 @@ def _delete(store: Store, name: str, probe: Probe) -> None:
             return
         raise StorageError(
             f"{probe.location} does not report a deleted object as missing: {error.message}",
-            hint="S3 needs the permission to list the bucket for that.",
+            hint="S3 needs the permission to list the bucket to do so.",
         ) from error
-    _require(False, probe, f"{name} was deleted, and can still be read")
+    _require(False, probe, f"{name} was deleted, but can still be read")
 
 
 def _require(is_kept: bool, probe: Probe, broken: str) -> None:
@@ -186,7 +186,7 @@ def _durability_finding(place: Place) -> Finding:
         return place.ok(DURABILITY, f"{synced}, and the folders that the objects are in.")
     return place.warning(
         DURABILITY,
-        f"{synced}, and by the settings of this host not the folders that the objects are in.",
+        f"{synced} but, according to the settings of this host, not the folders that the objects are in.",
         "If all copies can lose power at once, set dfs.datanode.synconclose=true for the DataNodes, and in the settings"
         " of this host; see docs/hdfs.md.",
     )
@@ -197,7 +197,7 @@ def _clock_finding(place: Place, ahead_s: float) -> Finding:
     if abs(ahead_s) <= _CLOCK_LIMIT_S:
         return place.ok("clock", off)
     return place.warning(
-        "clock", off, "Have NTP set the clocks: the ages of orphans and pins are measured between the two."
+        "clock", off, "Use NTP to set the clocks: the ages of orphans and pins are measured between the two."
     )
 
 
@@ -208,7 +208,7 @@ def _failed(place: Place, location: str, error: StatelogError) -> Finding:
 
 
 def _remedy(location: str, message: str) -> str:
-    """What a denied request needs at this location; empty if the failure is another one."""
+    """What a denied request needs at this location; empty for any other failure."""
     scheme = scheme_of(location)
     if scheme == HDFS:
         return ""  # the cluster's message names the user
@@ -233,7 +233,7 @@ def _remedy(location: str, message: str) -> str:
 def check_from_executor(store: Store, probe: Probe, place: Place, leave: Callable[[Marks], None]) -> Findings:
     """Check that this process sees the driver's object, and all that the driver has checked; leave marks for it.
 
-    Where the driver's object is not seen nothing is written: it is another place.
+    If the driver's object is not seen here, nothing is written: this is another location.
     """
     try:
         seen = if_present(lambda: store.read(probe.witness))
@@ -270,7 +270,7 @@ def check_marks(store: Store, probe: Probe, place: Place, marks: list[tuple[Plac
         yield place.error(
             CHECK,
             f"{probe.location} is not safe: {who} have created the same object.",
-            "Two drivers could both commit there. Use a store of docs/object-stores.md, or a file system whose hard"
+            "Two drivers could both commit there. Use a store from docs/object-stores.md, or a file system whose hard"
             " links work between hosts.",
         )
     if marks and not unseen and len(winners) <= 1:
@@ -287,7 +287,7 @@ def _path(location: str) -> Path | None:
 
 
 def remove_probe(store: Store, probe: Probe, place: Place, traces: Traces) -> Findings:
-    """Remove all that the diagnosis has written: its folder, and the empty ones of the directories that it has made.
+    """Remove everything that the diagnosis has written: its folder, and directories that it has made, if empty.
 
     A failure is a finding only if anything was written.
     """

@@ -35,7 +35,7 @@ _TRUST: Final = ("spark.ssl.rpc.trustStore", "spark.ssl.trustStore")
 
 
 SESSION_SETTINGS: Final = (NO_DATA, CHECKPOINT_MANAGER)
-"""Those that a session may have beside its application's."""
+"""The settings that a session may have in addition to those of its application."""
 
 
 def setting_findings(conf: Mapping[str, str], place: Place, *, is_local: bool = False) -> Iterator[Finding]:
@@ -47,15 +47,15 @@ def setting_findings(conf: Mapping[str, str], place: Place, *, is_local: bool = 
     if is_local and CHECKPOINT_MANAGER not in conf:
         yield place.ok(
             "checkpoint-files",
-            "In a directory, Spark starts some 20 processes a micro-batch for its own files of a checkpointLocation,"
+            "In a directory, Spark starts some 20 processes per micro-batch for its own files of a checkpointLocation,"
             " which may take 0.1 s. Settings that avoid most of them: statelog.spark_conf(local_checkpoints=True), if"
             " all checkpointLocations are directories; see docs/tuning.md.",
         )
     if not is_on(conf, NO_DATA, default=True):
         yield place.warning(
             "settings",
-            f"{NO_DATA} is false: timers and windows of event time wait for the next data.",
-            f"Remove {NO_DATA}, unless this is meant.",
+            f"{NO_DATA} is false: timers and windows in event time wait for the next data.",
+            f"Remove {NO_DATA}, unless this is intended.",
         )
     yield from _of_encryption(conf, place)
 
@@ -64,7 +64,7 @@ def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
     if is_on(conf, _SPECULATION):
         yield place.error(
             "placement",
-            f"{_SPECULATION} is on, and stateful operators refuse to start: two attempts would run side by side.",
+            f"{_SPECULATION} is on, so stateful operators refuse to start: two attempts would run at the same time.",
             f"Set {_SPECULATION} to false.",
         )
     if not may_have_several_executors(conf):
@@ -74,7 +74,7 @@ def _of_placement(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
     if cause:
         yield place.warning(
             "placement",
-            f"Subtasks will not stay on their executors, and fetch state again and again, because {cause}.",
+            f"Subtasks will not stay on their executors, and will fetch state repeatedly, because {cause}.",
             "Call SparkSession.builder.config(map=statelog.spark_conf()) before the session is created, and leave"
             " spark.locality.wait at 3s; see docs/placement.md.",
         )
@@ -102,10 +102,10 @@ def _of_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Finding]:
         yield place.failed("encryption", error)
         return
     if is_encrypted:
-        yield place.ok("encryption", "Tasks call the driver with TLS, since Spark encrypts its traffic.")
+        yield place.ok("encryption", "Tasks call the driver with TLS, because Spark encrypts its traffic.")
         yield from _of_weak_encryption(conf, place)
     else:
-        told = {AUTHENTICATE: "proves who is who, but does not encrypt", _WEB: "is for Spark's web pages alone"}
+        told = {AUTHENTICATE: "authenticates, but does not encrypt", _WEB: "applies only to Spark's web pages"}
         for name in (name for name in told if is_on(conf, name)):
             yield place.warning("encryption", f"{name} {told[name]}: {_CLEAR}.", _ENCRYPT)
     if is_on(conf, _IO):
@@ -142,12 +142,11 @@ def _of_weak_encryption(conf: Mapping[str, str], place: Place) -> Iterator[Findi
 CHECK: Final = "session"
 
 _STUCK: Final = (
-    "Is the master's address right and its service running? Does the resource manager have room for the application? A"
-    " longer time limit may be enough."
+    "Check the master's address, that its service is running, and that the resource manager has room for the"
+    " application. A longer time limit may be enough."
 )
 _FAILED: Final = (
-    "The lines above from Spark have the reason. Is the master right, and each setting? Does JAVA_HOME name Java 17 or"
-    " later?"
+    "Spark's output above has the reason. Check the master and each setting, and that JAVA_HOME names Java 17 or later."
 )
 _END_S: Final = 20.0
 _LONGEST: Final = 400

@@ -11,7 +11,7 @@ from typing import Any, Final
 from statelog.tools.doctor.finding import DRIVER, Finding, Place
 
 UNKNOWN: Final = "unknown"
-"""The version of a package that is there but does not tell."""
+"""The version of a package that is installed but does not report its version."""
 
 _OWN: Final = "statelog"
 _SPARK: Final = "pyspark"
@@ -41,7 +41,7 @@ class Installed:
 def teller(packages: Sequence[str] = PACKAGES) -> Callable[[], dict[str, Any]]:
     """Make a function that returns the fields of :class:`Installed` of the process that calls it.
 
-    Pickled by cloudpickle it goes by value, so it runs where statelog cannot be imported.
+    cloudpickle pickles it by value, so it also runs where statelog cannot be imported.
     """
 
     def tell() -> dict[str, Any]:
@@ -59,7 +59,7 @@ def teller(packages: Sequence[str] = PACKAGES) -> Callable[[], dict[str, Any]]:
                 there = importlib.util.find_spec(module) is not None
                 versions[package] = importlib.metadata.version(package) if there else ""
             except Exception:
-                try:  # a package that came without metadata, as a zip file, say
+                try:  # a package without metadata, for example in a zip file
                     versions[package] = str(importlib.import_module(module).__version__)
                 except ImportError:
                     versions[package] = ""
@@ -82,7 +82,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def requirements() -> dict[str, str]:
-    """The versions that statelog declares to need, such as ``>=2.2,<3``, by package; empty if it was not installed."""
+    """The versions that statelog declares, such as ``>=2.2,<3``, by package; empty if statelog was not installed."""
     try:
         declared = importlib.metadata.requires(_OWN) or []
     except importlib.metadata.PackageNotFoundError:
@@ -98,7 +98,7 @@ def spark_findings(spark: str, pyspark: str, place: Place) -> Iterator[Finding]:
         yield place.error("spark", f"Spark is {spark}.", "statelog needs Spark 4.0 or later.")
     elif own[:2] > _HIGHEST_SPARK:
         yield place.warning(
-            "spark", f"Spark is {spark}; statelog is tested up to 4.3.", "Try the query before you depend on it."
+            "spark", f"Spark is {spark}; statelog is tested up to 4.3.", "Test the query before you rely on it."
         )
     elif own != python:
         told = f"Spark is {spark}, and PySpark is {pyspark}."
@@ -115,7 +115,7 @@ def package_findings(
     needs: Mapping[str, str] | None = None,
     table: str = "runs",
 ) -> Iterator[Finding]:
-    """Whether a process has the packages that it needs, and those of the driver; None if it is the driver's own.
+    """Whether a process has the packages that it needs, in the driver's versions; `driver` is None for the driver.
 
     `needs` are the declared :func:`requirements`, and `table` is the option of that name.
     """
@@ -129,7 +129,7 @@ def package_findings(
 
 
 def _missing(own: Installed, place: Place, driver: Installed | None, table: str) -> Iterator[Finding]:
-    # Without statelog or PySpark there is a finding of another check.
+    # If statelog or PySpark is missing, another check has a finding.
     missing = [name for name in _NEEDED if not own.versions.get(name)]
     if missing:
         yield place.error(
@@ -154,7 +154,7 @@ def _out_of_range(own: Installed, place: Place, needs: Mapping[str, str]) -> Ite
         if any((numbers >= release(bound)) != (sign == ">=") for sign, bound in bounds):
             yield place.warning(
                 "packages",
-                f"{name} is {version}; statelog is made for {name}{needs[name]}.",
+                f"{name} is {version}; statelog supports {name}{needs[name]}.",
                 f"Install a version in this range for {own.executable}: pip install '{name}{needs[name]}'.",
             )
 
@@ -163,7 +163,7 @@ def _different(own: Installed, place: Place, driver: Installed) -> Iterator[Find
     if release(own.python)[:2] != release(driver.python)[:2]:
         yield place.error(
             "python",
-            f"{own.executable} is Python {own.python}, and the {DRIVER} runs Python {driver.python}.",
+            f"{own.executable} is Python {own.python}, but the {DRIVER} runs Python {driver.python}.",
             "Run the same minor version on both sides: set PYSPARK_PYTHON (or spark.pyspark.python), or the image.",
         )
     differing = {
@@ -171,7 +171,7 @@ def _different(own: Installed, place: Place, driver: Installed) -> Iterator[Find
         for name, version in own.versions.items()
         if version and name not in _EXTRAS and version != driver.versions.get(name)
     }
-    # Tasks and driver exchange messages, which belong to one version of statelog; PySpark's own to one of Spark.
+    # The messages between tasks and driver belong to one version of statelog, and PySpark's messages to one of Spark.
     fatal = {_OWN} & differing.keys()
     if release(own.versions.get(_SPARK, ""))[:2] != release(driver.versions.get(_SPARK, ""))[:2]:
         fatal |= {_SPARK} & differing.keys()

@@ -14,9 +14,9 @@ _ENDS: Final = {"_bytes": ".size", "_s": ".duration", "_ms": ".time"}
 
 
 def export_to_opentelemetry(meter_provider: Any = None) -> None:
-    """Make OpenTelemetry instruments of the metrics of all operators of this driver.
+    """Create OpenTelemetry instruments for the metrics of all operators of this driver.
 
-    They are read whenever the provider's readers collect. Call it once per provider.
+    The instruments are read whenever the provider's readers collect. Call this function once per provider.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The checkpoints' metrics for Prometheus: a collector for a registry, and an HTTP server of its own."""
+"""The checkpoints' metrics for Prometheus: a collector for a registry, and a separate HTTP server."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> MetricsServer:
     Parameters
     ----------
     port : int
-        The port; 0 takes a free one, see :attr:`MetricsServer.port`.
+        The port; 0 chooses a free one, see :attr:`MetricsServer.port`.
     host : str
-        The address to listen on; by default only this machine reaches it. The server has no authentication: anybody
-        who reaches it can read the names of operators and queries, and the numbers.
+        The address to listen on; by default, only this machine can reach it. The server has no authentication: anyone
+        who can reach it can read the names of operators and queries, and the numbers.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> MetricsServer:
 
 
 def prometheus_collector() -> Any:
-    """Make a collector of the metrics of all operators of this driver, for a registry of your own.
+    """Create a collector of the metrics of all operators of this driver, for your own registry.
 
     Register it once: ``prometheus_client.REGISTRY.register(statelog.prometheus_collector())``.
 
@@ -97,7 +97,7 @@ def prometheus_collector() -> Any:
 
 
 def prometheus_name(name: str, meaning: Meaning) -> str:
-    """The name of a metric in Prometheus, in its base units; a counter's without the end ``_total``."""
+    """The name of a metric in Prometheus, in its base units; a counter's without the suffix ``_total``."""
     stem, _, unit = name.rpartition("_")
     match unit:
         case "s":
