@@ -43,6 +43,19 @@ def test_a_package_begins_with_a_page(package: Path) -> None:
     assert len(page.splitlines()) in (PAGE_LINES if package.parent == SOURCE else PART_LINES)
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_modules_that_the_page_of_a_package_names_exist(package: Path) -> None:
+    """Names in single backticks: of the package, of other packages, and of the core modules."""
+    page = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    names = re.findall(r"(?<![`:])`([a-z_0-9.]+)`(?!`)", page)
+    places = {name: [folder.joinpath(*name.split(".")) for folder in (SOURCE, package)] for name in names}
+    assert not [
+        name
+        for name, paths in places.items()
+        if not any(path.with_suffix(".py").exists() or path.is_dir() for path in paths)
+    ]
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_a_module_has_one_job(module: Path) -> None:
     assert len(module.read_text().splitlines()) <= MOST_LINES

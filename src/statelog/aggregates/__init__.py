@@ -6,10 +6,11 @@ panes of a window. No function costs time per row in the interpreter, except for
 
 The rows of a batch on their way:
 
-1. `combine` may reduce the rows of a task by key before they are shuffled.
+1. `build` makes an operator of what a user has asked for. With ``combine``, it also reduces the rows of a task by key
+   before they are shuffled.
 2. `operator` reduces the rows of a subtask to one per key, merges them with the keys' state, and returns the values.
 3. `accumulators` does both for several aggregates side by side, with a kernel for each (`kernels`, `list_kernels`; for
-   sketches `hyperloglog` and `quantiles`). `stored_aggregates` finds the kernels again for a reader of state.
+   `sketches`, `hyperloglog` and `quantiles`). `stored_aggregates` finds the kernels again for a reader of state.
 
 Words:
 

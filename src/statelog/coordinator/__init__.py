@@ -9,10 +9,10 @@ A checkpoint exists once the log has its entry. Tasks and the coordinator exchan
 4. Once all operators have all acks, `commit` makes their sections, and the `checkpoint_writer` appends them as one
    entry.
 5. `garbage` finds the files that no checkpoint needs, and `deletion` has the gate that decides whether they may go.
-   `retained_points` keeps the checkpoints of `retained_s`.
+   `standing_pins` keeps the checkpoints that pins and the option ``retained_s`` keep.
 
-In addition, `materialization` and `grants` decide which subtask materializes when. `restores` adds up the progress of a
-restore, `checkpoint_metrics` describes each checkpoint, and `totals` sums them up for metrics.
+In addition, `materialization` and `grants` decide which subtask materializes when. `checkpoint_metrics` describes each
+checkpoint, and `totals` sums them up for metrics.
 
 Words of this package:
 

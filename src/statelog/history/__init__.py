@@ -8,8 +8,7 @@ Readers, savepoints, tools and the coordinator all look at a log through this pa
 3. `restore_plan` names the levels and changesets that a subtask, or a reader, must read for a state.
 4. `footprint` says what a checkpoint needs. `pins` are the files that keep a footprint from being deleted, for users
    and readers, consumers and branches.
-5. `settings` says which settings stored state depends on, and which may change at a restart; `window_settings` has
-   those of windows.
+5. `settings` says which settings stored state depends on, and which may change at a restart.
 
 Words of this package:
 

@@ -7,10 +7,10 @@ batch. So a repeated batch gives the same result, and tests run operators in mem
 
 Two packages, one for each kind of operator:
 
-- ``keyed``: state belongs to a key, and the processor is called for each key. A batch gives a changeset.
-- ``unkeyed``: state belongs to a subtask, and the processor is called once per batch. A batch gives a snapshot.
+- `keyed`: state belongs to a key, and the processor is called for each key. A batch gives a changeset.
+- `unkeyed`: state belongs to a subtask, and the processor is called once per batch. A batch gives a snapshot.
 
-Two modules here deal with time. ``event_time`` reads the event time of rows, and separates late rows from others.
+Two modules here deal with time. `event_time` reads the event time of rows, and separates late rows from others.
 ``watermark`` computes an operator's own watermark from the largest event times of all subtasks; the coordinator uses it
 after each batch.
 
@@ -21,6 +21,6 @@ Words:
 - handle: the object through which a processor declares states (``init`` gets it), or reads and writes one of them.
 - late: said of a row whose event time is not after the watermark of the batch before.
 
-May import ``tables``, ``local``, ``log``, ``storage``, ``runs`` and the core modules; it needs ``tables``, ``runs`` and
-the core only. It does not know Spark: ``convert`` has the codecs for Spark's rows, frames and types.
+May import `tables`, `local`, `log`, `storage`, `runs` and the core modules; it needs `tables`, `runs` and
+the core only. It does not know Spark: `convert` has the codecs for Spark's rows, frames and types.
 """

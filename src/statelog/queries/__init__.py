@@ -5,10 +5,10 @@ Each module has one or two public functions. They all follow the same steps: ope
 that can start.
 
 - `save_restore`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
-  `save` writes the tables and `load` turns them into runs; `target` reserves an empty place for one writer.
+  `save` writes the tables; `load` reserves an empty location for one writer, and turns the tables into runs.
 - `branch`: ``branch`` begins a new query with the state of another one, without copying it.
-- `rewind`, `fall_back`: make Spark repeat batches that it has committed.
-- `forget`, `rename`: an operator's state is given up, or gets another name, by a claim in the query's log.
+- `rewind`: ``rewind`` and ``fall_back`` make Spark repeat batches that it has committed.
+- `rename`: ``rename`` and ``forget`` give an operator another name, or its state up, by a claim in the query's log.
 - `orphans`: ``list_orphans`` lists the objects that nothing needs, ``delete_orphans`` deletes them while a query runs.
 - `migrate`: begins a new query with the state of Spark's own ``transformWithState``, which `transform_with_state`
   reads and `sorted_runs` stores.

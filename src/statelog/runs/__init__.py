@@ -7,8 +7,7 @@ The life of a run:
 
 1. `values` turns users' tuples into columns, `keys` makes the bytes of keys, and `key_groups` assigns each key hash to
    a subtask.
-2. `writer` writes the changes of a batch, state by state, in blocks and with a footer. `format` names the parts of the
-   file, `schema` describes states.
+2. `writer` writes the changes of a batch, state by state, in blocks and with a footer. `schema` describes states.
 3. `digests` adds the checksum of a changeset to the history of a subtask.
 4. `reader` opens a run and finds rows by bisection, `key_rows` finds all rows of one key. `evolution` converts
    values to a newer schema as they are read.
@@ -26,5 +25,5 @@ Words:
 - generation: how often a state was deleted; rows of earlier generations do not count.
 - digest: a hash of the whole history of a subtask. The genesis is the digest of the empty state.
 
-This package imports only `errors` and `files`.
+Imports only from the core modules.
 """

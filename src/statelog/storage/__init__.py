@@ -6,14 +6,15 @@ the same name exactly one wins. With these two the log always has a single owner
 
 The life of a store:
 
-1. A user writes a location. `location` parses it, and `open` makes its store: one of the two below, or one that a
+1. A user writes a location. `location` parses it, and `open` makes its store: one of those below, or one that a
    user has registered. `open` also says which locations name the same place.
-2. `local` keeps objects as files (system calls: `posix`), `objects` keeps them in a bucket (clients: `object_client`,
-   credentials of a profile: `aws_profile`, meaning of failures: `object_errors`). Both make each request once.
+2. `local` keeps objects as files, `objects` keeps them in a bucket, `hdfs` in HDFS. Each makes a request once. `s3a`
+   and `hadoop` have the settings and credentials that Hadoop's own clients would use.
 3. `retry` wraps the store of a bucket: it attempts a request until it succeeds or its policy ends it. `hedging` decides
-   when a slow write gets a second attempt, `races` runs attempts in threads. `wrapper` is the base of such stores.
-4. `probe` checks, before anything depends on the store, that it honours the contract and that hosts see the same place.
-5. The store is pickled to the executors. Each process connects at its first request and disconnects with `close`.
+   when a slow write gets a second attempt, and runs both. `links` wraps the store of a branch, which reads the objects
+   of its parent, too. `store` has the base of such wrappers.
+4. `open` checks, before anything depends on the store, that it honours the contract and that hosts see the same place.
+5. The store is pickled to the executors. Each process connects at its first request and disconnects with ``close``.
 
 Words:
 
@@ -22,7 +23,7 @@ Words:
 - attempt (at a request): one try. After a transient failure another attempt makes sense.
 - hedge: an attempt that starts while a slow one is in progress; the first to succeed counts.
 
-This package imports only `clock`, `errors`, `files` and `metrics`.
+Imports only from the core modules.
 """
 
 from statelog.storage.local import LocalStore

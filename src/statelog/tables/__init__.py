@@ -6,7 +6,7 @@ always be made again from local runs.
 
 The life of a table:
 
-1. ``open`` brings a table to the view that a batch starts from. A memory or RocksDB table continues from the state that
+1. `open` brings a table to the view that a batch starts from. A memory or RocksDB table continues from the state that
    it holds, if local runs lead from there; otherwise it is made anew. A ``RunsTable`` only remembers the runs.
 2. The operator reads from it during the batch. Reading never changes a table.
 3. A later phase of the batch must see the changes of the earlier ones. So these become a run, and ``branch`` gives a
@@ -14,13 +14,13 @@ The life of a table:
 4. The task closes the table. The batch's changes reach it only when a later batch opens it, so a repeated batch finds
    the state unchanged.
 
-``table`` has the contract ``StateTable`` and the columns that go in and out. Of the tables, ``runs`` (the default)
-searches mapped runs, newest first, and also puts runs over another table; ``run_entries`` does so for a single key,
-and ``found_rows`` makes answers from the rows. ``memory`` has dictionaries; ``rocksdb`` has an index on disk, in the
-format of ``rocksdb_format``, fills it with ``sorted_files``, and reads a single key with ``rocksdb_entries``.
+`table` has the contract ``StateTable`` and the columns that go in and out. Of the tables, `runs` (the default)
+searches mapped runs, newest first, and also puts runs over another table; `run_entries` does so for a single key,
+and makes answers from the rows. `memory` has dictionaries; `rocksdb` has an index on disk, in the format of
+`rocksdb_format`.
 
 Words: *key batch* (distinct keys in the order of their hashes), *entry* (here a row of a list or map state, or a
 timer), *header* (the record in a RocksDB table of the state that it holds), *description* (a state's kind and fields).
 
-The package may import only ``local``, ``log``, ``storage``, ``runs`` and the core modules.
+The package may import only `local`, `log`, `storage`, `runs` and the core modules.
 """

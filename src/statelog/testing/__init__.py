@@ -6,8 +6,8 @@ Spark's tester on the same base. docs/testing.md is the page for users.
 
 A harness works like this:
 
-1. `arguments` holds the test's description of the operator. `keyed` or `unkeyed` checks it and builds the operator
-   that a Spark worker would run; `key_hashes`, `rows` and `convert.ddl` replace the JVM's part in this.
+1. `rows` has the test's description of the operator. `keyed` or `unkeyed` checks it and builds the operator that a
+   Spark worker would run; they, `rows` and `convert.ddl` replace the JVM's part in this.
 2. `query` plays the driver, its hosts and their Python workers in this process. As Spark does, it runs batch after
    batch, retries tasks, repeats a batch if the driver dies, and starts the query again at any parallelism. On demand
    a process dies at a step of a batch; `faults` makes store calls fail before or after their effect.

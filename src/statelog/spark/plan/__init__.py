@@ -2,7 +2,7 @@
 
 1. `checks` refuses unsupported arguments and sessions.
 2. `declare` calls the processor's ``init`` to learn its `states`.
-3. `keyed_plan`, `unkeyed_plan` and `output_plan` make the output DataFrame and an `operator_plan` for the driver.
+3. `keyed_plan` and `unkeyed_plan` make the output DataFrame and an `operator_plan` for the driver.
    They share `plan`, which gives each row its subtask and adds the clock for batches without data.
 4. `lossless_casts` converts columns only where no value can change.
 5. `placement` shuffles the rows to their subtasks and ties subtasks to executors.

@@ -1,7 +1,6 @@
 """The data sources that statelog gives to Spark.
 
-- `data_source`: ``spark.read.format("statelog")`` reads the state of an operator as a table. `source_options` has its
-  options.
+- `data_source`: ``spark.read.format("statelog")`` reads the state of an operator as a table.
 - `change_source`: the same format with ``readStream`` gives the changes of a query's state as a stream.
 - `clock_source`: a source without rows. A query that reads it beside its own source has batches without data when
   the driver says that one is due.
