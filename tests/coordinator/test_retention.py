@@ -304,7 +304,7 @@ def test_a_needed_file_that_is_gone_is_damage(tmp_path: Path) -> None:
     store.delete([f"{PREFIX}/{1:020}.log", f"{PREFIX}/{2:020}.log"])
     assert [entry.batch for entry in checkpoints(open_log(tmp_path, clock, "within").read())] == [1, 2, 3]
     store.delete([f"{PREFIX}/{3:020}.log"])
-    with pytest.raises(CorruptionError, match="but not 3"):
+    with pytest.raises(CorruptionError, match="but lacks 3"):
         open_log(tmp_path, clock, "within").read()
 
 

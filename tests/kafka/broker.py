@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import subprocess
 import time
-import uuid
 from typing import BinaryIO, Final
 
 from tests.jars import KAFKA, java, jvm_environment
@@ -62,10 +62,13 @@ class KafkaBroker(LocalServer):
     def _start(self) -> None:
         places = {"host": self._host, "port": self._port, "controller_port": self._controller_port}
         self._settings.write_text(_SETTINGS.format(directory=self.directory, **places))
-        settings, cluster = str(self._settings), base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # With a first byte of 0, the id does not begin with "-", which the program would take for an option.
+        cluster = base64.urlsafe_b64encode(b"\0" + os.urandom(15)).decode().rstrip("=")
         with self._log.open("wb") as log:
             subprocess.run(
-                self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", settings),
+                self._java(
+                    "kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(self._settings)
+                ),
                 env=jvm_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -364,7 +364,7 @@ def test_a_log_that_lost_a_file_is_damage(tmp_path: Path) -> None:
     (Path(operators.location) / "log" / f"{1:020}.log").unlink()
     (Path(operators.location) / "log" / f"{2:020}.log").unlink()
     spark_checkpoint(tmp_path, range(7), range(6))
-    with pytest.raises(CorruptionError, match="but not 2"):
+    with pytest.raises(CorruptionError, match="but lacks 2"):
         statelog.rewind(tmp_path, location=operators.location)
 
 

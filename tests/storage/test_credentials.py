@@ -203,7 +203,7 @@ def test_without_boto3_the_error_says_what_to_install(service: Service, monkeypa
     monkeypatch.setenv("AWS_PROFILE", "work")
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(
-        ConfigurationError, match="profile 'work'; boto3, which reads profiles, cannot be imported"
+        ConfigurationError, match="profile 'work', but boto3, which reads profiles, cannot be imported"
     ) as raised:
         open_store("s3://bucket/folder").read("x")
     assert "statelog[aws]" in raised.value.hint

@@ -61,7 +61,7 @@ def test_what_is_no_factory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="factory is '/data'"):
         statelog.register_store("folder", "/data")  # type: ignore[arg-type]  # a user's mistake
     statelog.register_store("wrong", str)  # type: ignore[arg-type]  # a user's mistake
-    with pytest.raises(ConfigurationError, match="made 'wrong:x' for wrong:x"):
+    with pytest.raises(ConfigurationError, match="returned 'wrong:x' for wrong:x"):
         open_store("wrong:x")
 
 
