@@ -67,7 +67,7 @@ def unseal(data: bytes, document: type[_Document], *, kind: str, version: int, n
         )
     if header.version > version:
         raise ConfigurationError(
-            f"{name}: the {kind} is of version {header.version}, and this statelog reads up to {version}.",
+            f"{name}: the {kind} has version {header.version}, but this version of statelog reads up to {version}.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Use the version of statelog that wrote it, or a later one.",
         )

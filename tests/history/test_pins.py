@@ -244,7 +244,7 @@ def test_a_pin_is_a_sealed_document_of_version_1(log: ShortLog) -> None:
     assert log.store.objects[name][0] == seal(pin, "statelog pin", 1)
     assert read_pin(log.store, name) == pin
     log.store.put(name, seal(pin, "statelog pin", 2))
-    with pytest.raises(ConfigurationError, match=f"{name}: .* version 2, and this statelog reads up to 1"):
+    with pytest.raises(ConfigurationError, match=f"{name}: .* version 2, but this version of statelog reads up to 1"):
         read_pin(log.store, name)
     log.store.put(name, seal(pin, "statelog parent", 1))
     with pytest.raises(CorruptionError, match=f"{name}: it is a statelog parent"):
@@ -450,7 +450,7 @@ def test_a_pin_of_a_later_version_keeps_everything_and_ends_nothing(log: ShortLo
     """It is not damaged: a tool of a later version has pinned something."""
     name, other = put(log, pin_of(log, 7)), put(log, pin_of(log, 4, lasts_s=1.0))
     log.store.put(name, seal(pin_of(log, 7), "statelog pin", 2))
-    with pytest.raises(ConfigurationError, match="is of version 2"):
+    with pytest.raises(ConfigurationError, match="has version 2"):
         read_pin(log.store, name)
     log.clock.advance(1 + MARGIN_S + 1)
     pins = pins_in(log)

@@ -32,7 +32,7 @@ def test_the_own_version_is_read_and_written() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 9])
 def test_an_entry_of_another_version_is_refused_by_name(version: int) -> None:
-    expected = rf"x\.log: the log entry at offset 7 is of version {version}, and this statelog reads version 1"
+    expected = rf"x\.log: the log entry at offset 7 has version {version}, but this version of statelog reads version 1"
     with pytest.raises(ConfigurationError, match=expected):
         decode_header(header_of(b"SLE%d" % version), name="x.log", offset=7)
 

@@ -305,11 +305,15 @@ def test_two_operators_need_different_uids(spark: SparkSession, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ({}, {"options": statelog.Options(retained_checkpoints=5)}, ["retained_checkpoints 10", "operator 'second' 5"]),
+        (
+            {},
+            {"options": statelog.Options(retained_checkpoints=5)},
+            ["'first' and 'second'", "retained_checkpoints: 10 and 5"],
+        ),
         (
             {},
             {"options": statelog.Options(tuning=statelog.Tuning(max_file_bytes=5))},
-            ["max_file_bytes 33554432", "operator 'second' 5"],
+            ["'first' and 'second'", "max_file_bytes: 33554432 and 5"],
         ),
         ({"location": "/one"}, {"location": "/other"}, ["operator 'first' /one", "operator 'second' /other"]),
     ],

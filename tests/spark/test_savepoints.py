@@ -374,7 +374,7 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
     target = tmp_path / "savepoint"
     with pytest.raises(ConfigurationError, match="holds no checkpoint of a Spark query"):
         statelog.savepoint(tmp_path / "nowhere", target)
-    with pytest.raises(StateMissingError, match=r"Batch 13 is not one.*the last 12\."):
+    with pytest.raises(StateMissingError, match=r"Batch 13 is not one.*the last is 12\."):
         statelog.savepoint(job.checkpoint, target, batch=13)
     assert not target.exists()
     with pytest.raises(ConfigurationError, match="holds no state of statelog that belongs to query"):
@@ -396,7 +396,7 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
     manifest = target / "manifest.json"
     text = manifest.read_text()
     manifest.write_bytes(seal(Manifest.read(LocalStore(str(target)), str(target)), "statelog savepoint", 2))
-    with pytest.raises(ConfigurationError, match="of version 2, and this statelog reads up to 1"):
+    with pytest.raises(ConfigurationError, match="has version 2, but this version of statelog reads up to 1"):
         statelog.restore(target, tmp_path / "new")
     manifest.write_text(text[: len(text) // 2])
     with pytest.raises(CorruptionError, match=r"manifest\.json: .*not those that were written"):

@@ -357,8 +357,8 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
     if magic != FRAME_MAGIC and magic.startswith(_MAGIC) and is_whole:
         version = magic.removeprefix(_MAGIC).decode("latin-1")
         raise ConfigurationError(
-            f"{name}: the log entry at offset {offset} is of version {version}, and this statelog reads"
-            f" version {VERSION}.",
+            f"{name}: the log entry at offset {offset} has version {version}, but this version of"
+            f" statelog reads version {VERSION}.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Use the version of statelog that wrote it, or a later one.",
         )

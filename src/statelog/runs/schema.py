@@ -162,7 +162,7 @@ def _unknown(what: str, error: Exception) -> CorruptionError:
     return CorruptionError(
         f"{what} is of an unknown form: {type(error).__name__}: {error}.",
         kind=ErrorKind.FORMAT,
-        hint="The file is damaged or was written by another version of statelog.",
+        hint="Restore the file from a copy, or use the version of statelog that wrote it, which may be a newer one.",
     )
 
 

@@ -8,7 +8,8 @@ checkpoints, restarts and rescaling need no code here.
 One engine works on columns of many keys at once:
 
 1. `panes` and `sessions`, on the base in `engine`, and the count windows of `build` find the group that each row
-   belongs to: a pane, a session, a count window. Rows whose windows are all closed are late: they are dropped, or returned in a column.
+   belongs to: a pane, a session, a count window. Rows whose windows are all closed are late: they are dropped, or
+   returned in a column.
 2. The `contents` of the windows add the rows to the stored accumulators of their groups: with kernels of `aggregates`,
    or with the user's functions, row by row. For a window processor the rows themselves are stored (`rows`).
 3. A timer fires when a window is complete. The engine finds the windows that are due, merges overlapping ones from

@@ -183,7 +183,7 @@ def _read_index(view: memoryview, where: str) -> tuple[int, list[_StoredSection]
 
 def _unknown(where: str, reason: str) -> CorruptionError:
     return CorruptionError(
-        f"{where}: no snapshot of a known version is here: {reason}.",
+        f"{where}: it is not a snapshot of a known version: {reason}.",
         kind=ErrorKind.FORMAT,
-        hint="The file is damaged or was written by another version of statelog.",
+        hint="Restore the file from a copy, or use the version of statelog that wrote it, which may be a newer one.",
     )
