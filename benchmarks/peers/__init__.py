@@ -29,7 +29,7 @@ _MEDIANS: Final = ("rows_per_s", "rows_per_cpu_s", "restart_s")
 @dataclass(frozen=True)
 class Settings:
     rows: int = option(8_000_000, "Of the input.")
-    slow_rows: int = option(2_000_000, f"Of the input of {' and '.join(SLOW)}.")
+    slow_rows: int = option(4_000_000, f"Of the input of {' and '.join(SLOW)}.")
     keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
     skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     sides: tuple[str, ...] = option(SIDES, "May be repeated.", click.Choice(SIDES))
