@@ -221,8 +221,8 @@ def test_unreachable_driver_is_named() -> None:
     with socket.socket() as unused:
         unused.bind((HOST, 0))
         port = unused.getsockname()[1]
-    with pytest.raises(ProtocolError, match=f"somebody: the coordinator at {HOST}:{port} cannot be reached"):
-        RpcClient(HOST, port, SECRET, caller="somebody")
+    with pytest.raises(ProtocolError, match=f"subtask 3: the coordinator at {HOST}:{port} cannot be reached"):
+        RpcClient(HOST, port, SECRET, caller="subtask 3")
     with pytest.raises(ProtocolError, match=f"^the coordinator at {HOST}:{port} cannot be reached"):
         RpcClient(HOST, port, SECRET)
 

@@ -170,9 +170,9 @@ def shake(client: Tls, server: Tls) -> None:
 
 def test_a_server_with_another_certificate_is_refused(handler: Handler, tls_identity: TlsIdentity) -> None:
     with serving(handler, PATIENT, new_identity()) as server:
-        where = f"^somebody: the coordinator at {HOST}:{server.port} lacks the certificate of this query's driver"
+        where = f"^subtask 3: the coordinator at {HOST}:{server.port} lacks the certificate of this query's driver"
         with pytest.raises(ProtocolError, match=where) as caught:
-            RpcClient(HOST, server.port, SECRET, certificate=tls_identity.certificate, caller="somebody")
+            RpcClient(HOST, server.port, SECRET, certificate=tls_identity.certificate, caller="subtask 3")
         assert "restart the query" in caught.value.hint
         require_service(server)
 

@@ -69,7 +69,7 @@ def test_what_the_server_refuses(s3_location: str, monkeypatch: pytest.MonkeyPat
 def test_a_profile_of_the_shared_files_is_let_in(
     s3_location: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pytest.importorskip("boto3")
+    pytest.importorskip("boto3", reason="boto3, which reads AWS profiles, is not installed")
     key, secret = (os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
     keys = f"aws_access_key_id = {key}\naws_secret_access_key"
     (tmp_path / "credentials").write_text(f"[right]\n{keys} = {secret}\n[wrong]\n{keys} = {secret[::-1]}\n")

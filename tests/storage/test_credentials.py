@@ -64,7 +64,7 @@ def used(service: Service, scheme: str = "s3") -> str:
 @pytest.fixture(name="write")
 def write_files(tmp_path: Path) -> Callable[[str, str], None]:
     """Writes ``~/.aws/config`` and ``~/.aws/credentials``."""
-    pytest.importorskip("boto3")
+    pytest.importorskip("boto3", reason="boto3, which reads AWS profiles, is not installed")
     (tmp_path / ".aws").mkdir()
 
     def write(name: str, text: str) -> None:

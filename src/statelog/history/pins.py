@@ -1,9 +1,9 @@
-"""Pins: objects that keep a checkpoint readable while they exist, whoever created them.
+"""Pins: stored documents that protect a checkpoint from deletion, for users, readers, consumers and branches.
 
 A pin names everything that its checkpoint needs. The coordinator and the creators of pins share no lock; the order of
-their steps decides. A creator writes the pin, *then* reads the log again: the pin holds if the checkpoint is still
-retained. The coordinator deletes only what no durable entry retains, and lists the pins *after* it has chosen what may
-go. So nothing that is named by a pin that holds is deleted before the pin is removed or has expired.
+their steps makes this safe. A creator writes the pin, *then* reads the log again: the pin holds if the checkpoint is
+still retained. The coordinator deletes only what no durable entry retains, and lists the pins *after* it has chosen
+what to delete. So if a pin holds, nothing that it names is deleted before the pin is removed or has expired.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tools that people run beside their queries.
+"""Tools for people who operate queries.
 
 - `cli`: the command ``statelog``.
 - `pages`: the checkpoint page, served while a query runs, shown in a notebook or written to a file.

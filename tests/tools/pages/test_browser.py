@@ -20,7 +20,7 @@ from tests.tools.pages.queries import materialized
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
+ui = pytest.importorskip("selenium.webdriver.support.ui", reason="selenium is not installed")
 
 EVIL = "<script>document.title = 'harmed'</script>"
 
@@ -62,7 +62,7 @@ def resize(browser: Any, width: int) -> None:
 
 def shown_rows(browser: Any, count: int) -> None:
     """Wait until the table has so many rows."""
-    wait = WebDriverWait(browser, 60)
+    wait = ui.WebDriverWait(browser, 60)
     wait.until(lambda _: len(browser.find_elements("css selector", "tbody tr")) == count, f"{count} rows")
 
 

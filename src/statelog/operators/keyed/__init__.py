@@ -25,5 +25,5 @@ Words:
 - phase: initial state, rows, or timers of a batch. Each reads the changes of those before it.
 - part: a run with some of a batch's changes. Parts are encoded before the batch ends, so that they can be uploaded.
 
-May import `tables`, `runs` and the core modules, and the modules of `operators` beside it, but not ``unkeyed``.
+May import `tables`, `runs` and the core modules, and the other modules of `operators`, but not ``unkeyed``.
 """
