@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import statelog
@@ -51,7 +51,7 @@ class Sums(statelog.OperatorProcessor):
         yield from ()
 
 
-def visits(processor: Visits) -> Harness:
+def visits(processor: Any) -> Harness:
     return Harness(
         processor, input="k string, n long", keys=["k"], output="n long", timeMode="ProcessingTime", parallelism=2
     )
@@ -67,3 +67,23 @@ class Reminders(Visits):
         self._handle = handle
         self._last = handle.getValueState("last", "n long")
         self._old = self._last
+
+
+class Declared:
+    """Declares its states as `declare` says and, with `write`, gives them the rows."""
+
+    def __init__(self, declare: Callable[[Any], Any], write: Callable[[Any, Any], None] | None = None) -> None:
+        self._declare = declare
+        self._write = write
+
+    def init(self, handle: Any) -> None:
+        self._state = self._declare(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            if self._write is not None:
+                self._write(self._state, row)
+        yield from ()
+
+    def close(self) -> None:
+        pass

@@ -10,6 +10,9 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError
+from statelog.testing import Harness
+from statelog.testing.harness import parts_of
+from tests.reading.kinds_of_state_support import Declared, Reminders, visits
 from tests.reading.story import KEYS, STATES, Story
 
 
@@ -66,3 +69,48 @@ def test_an_unknown_key_has_no_history_and_a_wrong_one_is_named(story: Story, tm
     assert history(story, (99, "unknown"), "value") == []
     with pytest.raises(ConfigurationError, match="do not fit"):
         history(story, "text", "value")
+
+
+def told(harness: Harness, key: str, state: str) -> list[tuple[Any, ...]]:
+    rows = statelog.read_history(parts_of(harness).query.location, key, state=state).read_all().to_pylist()
+    return [tuple(row.values()) for row in rows]
+
+
+def test_timers_have_a_history() -> None:
+    with visits(Reminders()) as harness:
+        harness.push([("a", 1), ("b", 2)], processingTimeMs=10)
+        harness.push([("a", 3)], processingTimeMs=1010)
+        assert told(harness, "a", "timers") == [
+            (0, 10, "put", "a", 1010),
+            (0, 10, "state", "a", 1010),
+            (1, 1010, "put", "a", 2010),
+            (1, 1010, "delete", "a", 1010),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "row", "before"),
+    [
+        ("b long", {"value_b": 5, "value_a": None}, {"value_b": 2, "value_a": 1}),
+        (
+            "a long, c long, b long",
+            {"value_a": 5, "value_c": 10, "value_b": 15},
+            {"value_a": 1, "value_c": None, "value_b": 2},
+        ),
+    ],
+)
+def test_earlier_states_have_the_newest_fields(fields: str, row: dict[str, Any], before: dict[str, Any]) -> None:
+    def values(schema: str) -> Declared:
+        width = schema.count(",") + 1
+        return Declared(
+            lambda handle: handle.getValueState("v", schema),
+            lambda v, row: v.update(tuple(row.n * (number + 1) for number in range(width))),
+        )
+
+    with visits(values("a long, b long")) as harness:
+        harness.push([("x", 1)], processingTimeMs=10)
+        harness.restart(processor=values(fields))
+        harness.push([("x", 5)], processingTimeMs=20)
+        found = statelog.read_history(parts_of(harness).query.location, "x", state="v").read_all().to_pylist()
+    shown = [(each["operation"], {name: each[name] for name in each if name.startswith("value_")}) for each in found]
+    assert shown == [("put", before), ("state", before), ("put", row)]

@@ -11,7 +11,7 @@ from statelog import ConfigurationError, Options
 from statelog.reading import diff
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
-from tests.reading.kinds_of_state_support import Reminders, Sums, Visits, visits
+from tests.reading.kinds_of_state_support import Declared, Reminders, Sums, Visits, visits
 
 
 def read(harness: Harness, **arguments: Any) -> list[dict[str, Any]]:
@@ -90,6 +90,49 @@ def test_what_is_deleted_as_a_whole_is_a_difference_and_no_change() -> None:
         harness.push([("b", 3)], processingTimeMs=30)
         assert changes(harness, "old", after=0) == [(2, 30, "put", "b", 3)]
         assert differences(harness, 0, 2, "old") == [("added", "b", None, 3), ("removed", "a", 1, None)]
+
+
+def test_what_expires_is_a_difference_whichever_checkpoint_has_the_ttl() -> None:
+    def values(*ttl: int) -> Declared:
+        return Declared(lambda handle: handle.getValueState("v", "n long", *ttl), lambda v, row: v.update((row.n,)))
+
+    with visits(values()) as harness:
+        harness.push([("a", 1)], processingTimeMs=10)
+        harness.restart(processor=values(100))
+        harness.push([("b", 2)], processingTimeMs=20)
+        harness.push([], processingTimeMs=200)
+        assert differences(harness, 0, 1, "v") == [("added", "b", None, 2, None, 120)]
+        assert differences(harness, 1, 0, "v") == [("removed", "b", 2, None)]
+        assert differences(harness, 0, 2, "v") == differences(harness, 2, 0, "v") == []
+
+
+def test_the_changes_of_another_state_of_the_name_are_not_its_own() -> None:
+    value = Declared(lambda handle: handle.getValueState("x", "n long"), lambda x, row: x.update((row.n,)))
+    mapped = Declared(
+        lambda handle: handle.getMapState("x", "m long", "t string"),
+        lambda x, row: x.updateValue((row.n,), (str(row.n),)),
+    )
+    with visits(value) as harness:
+        location = parts_of(harness).query.location
+        harness.push([("a", 1)], processingTimeMs=10)
+        harness.restart(processor=Declared(lambda handle: handle.deleteIfExists("x")))
+        harness.push([("a", 2)], processingTimeMs=20)
+        harness.restart(processor=mapped)
+        harness.push([("a", 3)], processingTimeMs=30)
+        put = (2, 30, "put", "a", 3, "3")
+        assert changes(harness, "x") == changes(harness, "x", after=0) == [put]
+        history = statelog.read_history(location, "a", state="x").read_all().to_pylist()
+        assert [tuple(row.values()) for row in history] == [put]
+        with pytest.raises(ConfigurationError, match="map state 'x' .* was value state 'x'"):
+            changes(harness, "x", after=-1)
+        with pytest.raises(ConfigurationError, match="map state 'x' .* was value state 'x'"):
+            differences(harness, 0, 2, "x")
+
+
+def test_changes_begin_with_an_operator_that_was_added_later() -> None:
+    with visits(Visits()) as harness:
+        harness.push([("a", 1)], processingTimeMs=10)
+        assert changes(harness, "old", after=-1) == changes(harness, "old")
 
 
 def test_timers_are_read_by_key_and_time() -> None:

@@ -18,9 +18,11 @@ from statelog import PinExpiredError, StatelogError
 from statelog.aggregates.build import KeyedDefinition, plan_aggregates
 from statelog.convert.types import key_schema
 from statelog.reading import rows as merged
+from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
 from statelog.testing.rows import read_schema
+from tests.reading.pins_support import ReadOnly
 from tests.reading.story import STATES, Story, map_rows, value_rows
 
 
@@ -103,6 +105,20 @@ def test_what_was_planned_is_read_although_the_query_goes_back(tmp_path: Path) -
         statelog.unpin(query.location, one.name)
     with pytest.raises(PinExpiredError, match="batch 5 was repeated"):
         read_all(by_name, parts)
+
+
+def test_without_the_right_to_write_nothing_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Story(tmp_path / "query", retained_checkpoints=2)
+    query.run_batches(6, random.Random(1))
+    monkeypatch.setattr("statelog.reading.open.open_location", lambda location: ReadOnly(LocalStore(location)))
+    opened: Any = statelog.StateSource({"path": query.location, "state": "map"})
+    reader = opened.reader(opened.schema())
+    parts = reader.partitions()
+    assert statelog.list_pins(query.location) == []
+    assert read_all(reader, parts) == map_rows(query.models[-1])
+    query.run_batches(4, random.Random(2))
+    with pytest.raises(StatelogError, match="no longer retained|has no checkpoint of batch 5"):
+        read_all(reader, parts)
 
 
 def test_filters_on_the_whole_key_read_these_keys(source: SparkSession, story: Story) -> None:

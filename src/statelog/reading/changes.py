@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.convert.state_tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
-from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.errors import ConfigurationError, ErrorKind, StatelogError, StateMissingError
 from statelog.history.operator_history import History
 from statelog.history.restore_plan import RestorePlan
 from statelog.local.stored_reader import read_run
@@ -28,7 +28,7 @@ from statelog.reading.open import open_logged
 from statelog.reading.point import At, is_settled
 from statelog.reading.read import open_reader
 from statelog.reading.rows import RunSearch, merged_rows, segment_parts
-from statelog.reading.states import chosen_columns, chosen_state, shown_name
+from statelog.reading.states import chosen_columns, chosen_state, is_same_state, shown_name
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.keys import KeyCodec
 from statelog.runs.merge import Garbage
@@ -118,7 +118,7 @@ def read_changes(
         stored, table = change_table(point, state, with_before=with_before)
         schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {point.name}")
         wanted = None if keys is None else encoded_keys(keys, table.keys, point.name)
-        first = _first_batch(point, checked_batch(after, "after", -1), table.with_before)
+        first = _first_batch(point, stored, checked_batch(after, "after", -1), table.with_before)
         return schema, change_rows(point, first, stored, table, wanted)
 
     begins_anywhere = with_before and after is None
@@ -162,11 +162,25 @@ def begins_empty_with(history: History, batch: int) -> bool:
     return history.begins_empty and history.first_batch == batch
 
 
-def _first_batch(point: LoggedPoint, after: int | None, with_before: bool) -> int:
+def first_of_state(point: LoggedPoint, first: int, stored: StateSchema) -> int:
+    """The first batch from `first` on without changes of another state of this name, which was deleted since."""
+    others = [one.batch for one in point.history.between(first, point.batch) if _other_state(one, stored)]
+    return others[-1] + 1 if others else first
+
+
+def _other_state(checkpoint: Checkpoint, stored: StateSchema) -> StateSchema | None:
+    """Another state that had the name of a state at a checkpoint."""
+    own = next((state for state in checkpoint.states if state.name == stored.name), None)
+    return None if own is None or is_same_state(own, stored) else own
+
+
+def _first_batch(point: LoggedPoint, stored: StateSchema, after: int | None, with_before: bool) -> int:
     """The first batch to read; StateMissingError if its changes are gone."""
     first = first_with_changes(point.history)
     if after is None:
-        return first_with_before(point.history) if with_before else first
+        return first_of_state(point, first_with_before(point.history) if with_before else first, stored)
+    if begins_empty_with(point.history, first):
+        return max(after + 1, first)
     if after + 1 < first:
         raise StateMissingError(
             f"{point.name} has the changes of batch {first} and later batches, but the changes since batch {after + 1}"
@@ -208,7 +222,7 @@ def _rows(
     former: LoggedPoint | None,
 ) -> Iterator[pa.RecordBatch]:
     batches = (
-        (checkpoint, batch_changes(point.store, _logged(point, checkpoint), stored, wanted))
+        (checkpoint, batch_changes(point.store, _logged(point, checkpoint, stored), stored, wanted))
         for checkpoint in tracked([*point.history.between(first, point.batch)], change_sizes)
     )
     before = None
@@ -242,14 +256,27 @@ def changed_rows(
             yield table.to_rows(rows, batch.batch, batch.batch_time_ms)
 
 
-def _logged(point: LoggedPoint, checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint that has changes; ConfigurationError if it has none."""
-    if checkpoint.segments:
-        return checkpoint
-    raise ConfigurationError(
-        f"{point.name} has no changes in batch {checkpoint.batch}: the batch ran with Tuning(changelog=False).",
-        kind=ErrorKind.UNSUPPORTED_FEATURE,
-        hint="Compare two checkpoints with read_diff.",
+def _logged(point: LoggedPoint, checkpoint: Checkpoint, stored: StateSchema) -> Checkpoint:
+    """A checkpoint that has changes of the state; ConfigurationError if it has none, or those of another state."""
+    if not checkpoint.segments:
+        raise ConfigurationError(
+            f"{point.name} has no changes in batch {checkpoint.batch}: the batch ran with Tuning(changelog=False).",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Compare two checkpoints with read_diff.",
+        )
+    if other := _other_state(checkpoint, stored):
+        raise other_state(point.name, other, checkpoint.batch, stored, point.batch)
+    return checkpoint
+
+
+def other_state(name: str, former: StateSchema, former_batch: int, stored: StateSchema, batch: int) -> StatelogError:
+    """The error for a state that has been deleted and declared as another one between two batches."""
+    now, then = StateDescriptor.from_stored(stored), StateDescriptor.from_stored(former)
+    return ConfigurationError(
+        f"{name}: state '{shown_name(stored)}' is another one at batch {batch} than at batch {former_batch}: {now} was"
+        f" {then}.",
+        kind=ErrorKind.OTHER_SCHEMA,
+        hint="Read each with read_state(at=...), or only the changes of later batches.",
     )
 
 

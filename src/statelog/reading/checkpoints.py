@@ -314,10 +314,12 @@ class LoggedPoint(Point):
 
     def follows(self, earlier: LoggedPoint) -> bool:
         """Whether the changes of the batches after an earlier checkpoint of the operator lead to this one."""
+        if self.identity != earlier.identity:
+            return False  # another operator's checkpoint of the same batch has the same token
         known = self.history.at(earlier.batch)
         if known is not None:
             return known.token == earlier.checkpoint.token
-        return self.identity == earlier.identity and self.is_on_line and earlier.is_on_line
+        return self.is_on_line and earlier.is_on_line
 
     def before(self, batch: int) -> LoggedPoint:
         """An earlier checkpoint of the operator, from which changes lead to this one.

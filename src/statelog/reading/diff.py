@@ -20,13 +20,13 @@ from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.progress import tracked
 from statelog.reading.before import FormerValues, PairedChanges
-from statelog.reading.changes import change_sizes, change_table, changeset_name, plans_of
+from statelog.reading.changes import change_sizes, change_table, changeset_name, other_state, plans_of
 from statelog.reading.checkpoints import LoggedPoint
 from statelog.reading.open import open_query
 from statelog.reading.point import At, is_settled
 from statelog.reading.read import open_reader
 from statelog.reading.rows import PART_BYTES, ReadPart, merged_rows, part_sizes, scan_part
-from statelog.reading.states import chosen_columns, chosen_state, shown_name
+from statelog.reading.states import chosen_columns, chosen_state, is_same_state, shown_name
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.keys import KeyCodec
 from statelog.runs.merge import Garbage
@@ -88,7 +88,8 @@ def read_diff(
     Raises
     ------
     ConfigurationError, StateMissingError, PinExpiredError, CorruptionError, StorageError
-        As :func:`read_changes`; ConfigurationError also if the state had another kind at one of the checkpoints.
+        As :func:`read_changes`; ConfigurationError also if the operator's keys, or the state's kind, map key or the
+        types of its fields, differ between the checkpoints.
 
     Examples
     --------
@@ -100,16 +101,18 @@ def read_diff(
         new, old = query.point(uid, after), query.point(uid, before)
         stored, changes = change_table(new, state)
         former = chosen_state(old, shown_name(stored))
-        if former.kind != stored.kind:
+        if old.key_schema != new.key_schema:
             raise ConfigurationError(
-                f"State '{shown_name(stored)}' of {new.name} is a {stored.kind} state at batch {new.batch},"
-                f" and was a {former.kind} state at batch {old.batch}.",
+                f"{new.name} has other keys at batch {new.batch} than at batch {old.batch}: its state was given up.",
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Read each checkpoint with read_state.",
             )
+        if not is_same_state(former, stored):
+            raise other_state(new.name, former, old.batch, stored, new.batch)
         table = _DiffColumns(changes.keys, StateDescriptor.from_stored(stored))
         schema = chosen_columns(table.schema, columns, f"The difference of state '{shown_name(stored)}' of {new.name}")
-        return schema, _rows(old, new, stored, table)
+        expires = any(StateDescriptor.from_stored(one).expires_by is not None for one in (former, stored))
+        return schema, _rows(old, new, stored, table, expires)
 
     return open_reader(make, is_fixed=is_settled(before, after))
 
@@ -209,14 +212,17 @@ def _equal(first: pa.ChunkedArray, second: pa.ChunkedArray) -> _Mask:
 
 
 def _rows(
-    old: LoggedPoint, new: LoggedPoint, stored: StateSchema, table: _DiffColumns
+    old: LoggedPoint, new: LoggedPoint, stored: StateSchema, table: _DiffColumns, expires: bool
 ) -> Iterator[pa.RecordBatch | None]:
-    """The rows of the difference; the first step pins both checkpoints and yields None."""
+    """The rows of the difference; the first step pins both checkpoints and yields None.
+
+    `expires`: entries may have expired between the checkpoints, which leaves no change.
+    """
     if (old.identity, old.checkpoint.token) == (new.identity, new.checkpoint.token):
         yield None
         return
     newer, older = (new, old) if new.batch >= old.batch else (old, new)
-    changes = _changes(older, newer, stored)
+    changes = None if expires else _changes(older, newer, stored)
     since = None if changes is None else older.batch + 1
     with (
         newer.held(since) as keep_newer,
@@ -239,9 +245,8 @@ def _changes(older: LoggedPoint, newer: LoggedPoint, stored: StateSchema) -> lis
     if not newer.follows(older):
         return None  # one of them was taken back
     first = older.batch + 1
-    # Entries that expire, or whose state is deleted as a whole, leave no change.
-    is_logged = StateDescriptor.from_stored(stored).expires_by is None
-    if not is_logged or _generation(older, stored) != _generation(newer, stored) or newer.history.changes_from > first:
+    # The deletion of a whole state leaves no change.
+    if _generation(older, stored) != _generation(newer, stored) or newer.history.changes_from > first:
         return None
     found = list(newer.history.between(first, newer.batch))
     is_complete = all(checkpoint.segments for checkpoint in found)

@@ -12,12 +12,19 @@ import pyarrow as pa
 from statelog.clock import SystemClock
 from statelog.errors import PinExpiredError, StateMissingError
 from statelog.history.pins import pins_of
-from statelog.reading.changes import BATCH, ChangeColumns, change_rows, change_table, first_with_changes
+from statelog.reading.changes import (
+    BATCH,
+    ChangeColumns,
+    change_rows,
+    change_table,
+    first_of_state,
+    first_with_changes,
+)
 from statelog.reading.checkpoints import LoggedPoint
 from statelog.reading.keys import encoded_keys
 from statelog.reading.open import open_logged
 from statelog.reading.read import open_reader
-from statelog.reading.states import chosen_columns, chosen_state, shown_name
+from statelog.reading.states import chosen_columns, is_same_state, shown_name
 from statelog.runs.schema import StateSchema
 
 STATE: Final = "state"
@@ -76,35 +83,40 @@ def read_history(
 
 def _rows(point: LoggedPoint, stored: StateSchema, table: ChangeColumns, key: Any) -> Iterator[pa.RecordBatch | None]:
     """The rows of a key; the first step pins the changes and yields None."""
-    first = first_with_changes(point.history)
+    first = first_of_state(point, first_with_changes(point.history), stored)
     changes = change_rows(point, first, stored, table, encoded_keys([key], table.keys, point.name))
     yield next(changes)
     oldest = point.history.oldest
     assert oldest is not None, "the newest one can be restored"
     pins = pins_of(point.store, point.stored.history, point.identity, SystemClock().now_s())
     for batch in sorted({pin.batch for _, pin in pins if pin.batch < min(first, oldest.batch)}):
-        yield from _at(point, batch, table, stored.name, key)
+        yield from _at(point, batch, table, stored, key)
     is_told = False
     for rows in changes:
         assert rows is not None, "only the first step yields None"
         if not is_told and rows.column(BATCH)[0].as_py() > oldest.batch:
-            yield from _at(point, oldest.batch, table, stored.name, key)
+            yield from _at(point, oldest.batch, table, stored, key)
             is_told = True
         yield rows
     if not is_told:
-        yield from _at(point, oldest.batch, table, stored.name, key)
+        yield from _at(point, oldest.batch, table, stored, key)
 
 
-def _at(point: LoggedPoint, batch: int, table: ChangeColumns, state: str, key: Any) -> Iterator[pa.RecordBatch]:
-    """The state of a key at a checkpoint; nothing if the checkpoint is no longer retained, or had no such state."""
+def _at(
+    point: LoggedPoint, batch: int, table: ChangeColumns, stored: StateSchema, key: Any
+) -> Iterator[pa.RecordBatch]:
+    """The state of a key at a checkpoint; nothing if the checkpoint is no longer retained, or had no such state.
+
+    The rows have the fields of `stored`, as the changes have.
+    """
     with ExitStack() as pins:
         try:
             then = point.before(batch)
             keep = pins.enter_context(then.held())
         except (StateMissingError, PinExpiredError):
             return
-        if all(stored.name != state for stored in then.states):
+        if not any(own.name == stored.name and is_same_state(own, stored) for own in then.states):
             return
-        for rows in then.changes(chosen_state(then, state), [key]):
+        for rows in then.changes(stored, [key]):
             keep()
             yield table.to_rows(rows, batch, then.batch_time_ms, STATE)

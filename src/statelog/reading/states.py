@@ -15,6 +15,7 @@ from statelog.operators.keyed.timers import TIMERS
 from statelog.reading.keys import Keys
 from statelog.reading.point import Point
 from statelog.reading.windows import PANES, WINDOWS, WindowColumns, window_columns
+from statelog.runs.evolution import can_read
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
 TIMERS_NAME: Final = "timers"
@@ -117,6 +118,17 @@ def _chosen(point: Point, name: str | None, known: Mapping[str, _State], own: Se
     if name not in known:
         raise ConfigurationError(f"{point.name} has no state '{name}'.", hint=f"It has {quoted(known) or 'none'}.")
     return known[name]
+
+
+def is_same_state(one: StateSchema, other: StateSchema) -> bool:
+    """Whether two descriptions of one name differ at most in fields that can be converted.
+
+    If not, the state was deleted in between, and another one has its name.
+    """
+    if one == other:
+        return True
+    first, second = StateDescriptor.from_stored(one), StateDescriptor.from_stored(other)
+    return can_read(first, second) or can_read(second, first)
 
 
 def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None, name: str) -> pa.Schema:

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from statelog.errors import PinExpiredError, StateMissingError
+from statelog.errors import PinExpiredError, StateMissingError, StorageError
 from statelog.history.pins import HeldPin
 from statelog.reading.checkpoints import LoggedPoint
 from statelog.reading.listing import (
@@ -123,7 +123,7 @@ class _Partition(InputPartition):
     batch: int
     token: bytes
     pin: str = ""
-    """The pin that keeps the checkpoint until all tasks have begun."""
+    """The pin that keeps the checkpoint until all tasks have begun; empty if there is none."""
     part: ReadPart | None = None
     keys: pa.Table | None = None
 
@@ -139,8 +139,7 @@ class _Reader(DataSourceReader):
         if self._options.show in _LISTS:
             return [_Partition(0, b"")]
         point = open_logged(self._options.location, self._options.uid, self._options.at)
-        held = HeldPin(point.store, point.needs(), owner="spark.read", lasts_s=self._options.pin_s, is_shared=True)
-        whole = _Partition(point.batch, point.checkpoint.token, held.name)
+        whole = _Partition(point.batch, point.checkpoint.token, self._pin(point))
         if point.checkpoint.is_whole:
             return [whole]
         keys = self._keys(decode_schema(point.key_schema))
@@ -148,12 +147,21 @@ class _Reader(DataSourceReader):
             return [replace(whole, keys=keys)]
         return [replace(whole, part=part) for part in point.cut()]
 
+    def _pin(self, point: LoggedPoint) -> str:
+        """Pin the checkpoint for the tasks; the pin's name, or an empty one without the right to write."""
+        try:
+            held = HeldPin(point.store, point.needs(), owner="spark.read", lasts_s=self._options.pin_s, is_shared=True)
+        except StorageError:
+            return ""
+        return held.name
+
     def _point(self, partition: _Partition) -> LoggedPoint:
         """The checkpoint as a task finds it; PinExpiredError if another one has taken its place."""
         location = self._options.location
-        with suppress(StateMissingError):
-            return open_logged(location, None, partition.pin)
-        # The pin has expired; the query may still retain the checkpoint.
+        if partition.pin:
+            with suppress(StateMissingError):
+                return open_logged(location, None, partition.pin)
+        # There is no pin, or it has expired; the query may still retain the checkpoint.
         point = open_logged(location, self._options.uid, partition.batch)
         if point.checkpoint.token != partition.token:
             raise PinExpiredError(
