@@ -365,7 +365,7 @@ class CommitSide(Side):
                 for subtask in range(self.parallelism)
             ]
             for subtask, task in enumerate(tasks):
-                begin = Begin(task, subtask, 1, batch * _INTERVAL_MS)
+                begin = Begin(task, subtask, 1, batch * _INTERVAL_MS, str(task.attempt))
                 started_s = time.perf_counter()
                 begun = call(begin, b"")
                 begins_s += time.perf_counter() - started_s

@@ -50,7 +50,7 @@ class Attempts:
 
     def begin(self, batch: int) -> Begun:
         self.attempt += 1
-        return self.engine.coordinator.begin(Begin(self.task(batch), self.subtask, 0, None))
+        return self.engine.coordinator.begin(Begin(self.task(batch), self.subtask, 0, None, "token"))
 
     def task(self, batch: int) -> TaskId:
         return self.engine.task_id(batch, self.subtask, self.attempt)

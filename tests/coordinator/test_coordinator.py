@@ -43,11 +43,19 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def begin(
-    engine: Engine, batch: int, subtask: int, attempt: int, *, rows: int = 0, partition: int | None = None
+    engine: Engine,
+    batch: int,
+    subtask: int,
+    attempt: int,
+    *,
+    rows: int = 0,
+    partition: int | None = None,
+    token: str | None = None,
 ) -> Begun:
     time_ms = 1000 + batch if rows else None
     at = subtask if partition is None else partition
-    return engine.coordinator.begin(Begin(engine.task_id(batch, subtask, attempt), at, rows, time_ms))
+    own = token or f"{subtask}-{attempt}"
+    return engine.coordinator.begin(Begin(engine.task_id(batch, subtask, attempt), at, rows, time_ms, own))
 
 
 def ack(engine: Engine, batch: int, subtask: int, attempt: int, data: bytes, *, rows: int = 0) -> None:
@@ -203,14 +211,24 @@ def test_renumbered_partitions_are_refused(engine: Engine, subtask: int, partiti
 def test_two_subtasks_in_one_task_are_refused(engine: Engine) -> None:
     engine.start(2, 0)
     begin(engine, 0, 0, 1)
-    with pytest.raises(ConfigurationError, match="task attempt 1, which had already run another"):
-        begin(engine, 0, 1, 1)
+    for subtask in (0, 1):  # a partition without rows may take itself for another one's subtask
+        with pytest.raises(ConfigurationError, match="task attempt 1, which had already run another"):
+            begin(engine, 0, subtask, 1, token="other")
+
+
+def test_a_begin_whose_answer_was_lost_is_repeated(engine: Engine) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"data")
+    begun = begin(engine, 1, 0, 101)
+    assert begin(engine, 1, 0, 101) == begun
+    ack(engine, 1, 0, 101, b"more")
+    assert [entry.batch for entry in checkpoints(engine)] == [0, 1]
 
 
 def test_rows_of_another_batch_are_refused(engine: Engine) -> None:
     engine.start(1, 0)
     complete(engine, 0, b"data")
-    stale = Begin(engine.task_id(1, 0, 5), 0, 3, 1000)
+    stale = Begin(engine.task_id(1, 0, 5), 0, 3, 1000, "token")
     with pytest.raises(ConfigurationError, match="rows of a batch with time 1000 ms ran as batch 1"):
         engine.coordinator.begin(stale)
 

@@ -194,7 +194,7 @@ class Query:
     def begin(self, uid: str, batch: int, subtask: int = 0, attempt: int | None = None) -> Begun:
         """Begin in the next attempt, or in another one."""
         self._begun[uid, subtask] = next(self._attempts) if attempt is None else attempt
-        reply = self.call(Begin(self.task(uid, batch, subtask), subtask, 0, None))
+        reply = self.call(Begin(self.task(uid, batch, subtask), subtask, 0, None, "token"))
         assert isinstance(reply, Begun)
         return reply
 
@@ -556,6 +556,24 @@ def test_a_failed_append_is_made_by_the_next_ack(chain: Query, when: Any) -> Non
     assert [entry.batch for entry in read_history(LocalStore(chain.directory)).entries] == [0, 1]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failed_append_is_made_by_the_next_batch(chain: Query, when: Any) -> None:
+    """If an action has ignored the error, and Spark has committed the batch."""
+    chain.store = FaultStore(chain.gate, FaultPlan.at("append", when=when))
+    chain.start(0)
+    chain.run("a", 0)
+    chain.begin("b", 0, 0)
+    chain.ack("b", 0, subtask=0)
+    chain.begin("b", 0, 1)
+    with pytest.raises(StorageError):
+        chain.ack("b", 0, subtask=1)
+    with pytest.raises(StateMissingError, match="the entry could not be written to the log") as caught:
+        chain.coordinator.require_committed(0)
+    assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
+    chain.batch(1)
+    assert [entry.batch for entry in read_history(LocalStore(chain.directory)).entries] == [0, 1]
+
+
 def test_an_append_that_fails_fails_no_ack_but_its_own(chain: Query, pool: ThreadPoolExecutor) -> None:
     """Those that wait for it make the next."""
     chain.store = FaultStore(chain.gate, FaultPlan.at("append", call=2, when="after"))
@@ -649,7 +667,7 @@ def test_tasks_of_operators_outside_of_the_roster_are_refused(chain: Query) -> N
     known = chain.task("a", 0)
     for task in (replace(known, uid="c"), replace(known, instance="elsewhere")):
         requests = (
-            Begin(task, 0, 0, None),
+            Begin(task, 0, 0, None, "token"),
             Fetch(task, []),
             ReadProgress(task, 1, 2),
             CheckOwner(task),
@@ -835,7 +853,7 @@ def test_a_batch_whose_checkpoint_stays_is_not_run_again(tmp_path: Path) -> None
     query.start(0, keeps=keeps)
     assert (seen, query.coordinator.kept_batch) == ([0], 0)
     for uid in query.uids:
-        assert query.call(Begin(query.task(uid, 0, attempt=1), 0, 0, None)) == Kept()
+        assert query.call(Begin(query.task(uid, 0, attempt=1), 0, 0, None, "token")) == Kept()
     query.coordinator.require_committed(0)
     assert query.coordinator.durable_checkpoint("a", 0).token == query.entries[0].token
     query.batch(1)

@@ -126,7 +126,7 @@ class Runs:
 
     def begin(self, batch: int, subtask: int = 0) -> Begun:
         self.attempts += 1
-        return self.coordinator.begin(Begin(self.task(batch, subtask), subtask, 0, None))
+        return self.coordinator.begin(Begin(self.task(batch, subtask), subtask, 0, None, "token"))
 
     def ack(self, batch: int, data: bytes = b"data", subtask: int = 0, **more: Any) -> JobOutcome:
         """The ack of the attempt that has begun last."""
@@ -197,7 +197,7 @@ def test_a_location_that_another_query_has_taken_meanwhile_is_refused(runs: Runs
         other.start(0, dataclasses.replace(KEYED, query_id="other"))
         other.attempts += 1
         task = replace(other.task(0), query_id="other")
-        other.coordinator.begin(Begin(task, 0, 0, None))
+        other.coordinator.begin(Begin(task, 0, 0, None, "token"))
         other.ack(0, task=task)
 
     runs.store = FaultStore(runs.store, FaultPlan.at("put_if_absent", action=take))
@@ -443,6 +443,36 @@ def test_a_batch_that_is_left_out_stops_the_query(runs: Runs, later: int) -> Non
     with pytest.raises(StateMissingError, match=f"no subtask of operator 'op' ran in batch {later - 1}") as raised:
         runs.begin(later)
     assert raised.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
+
+
+def test_a_first_batch_that_is_left_out_stops_the_query(runs: Runs) -> None:
+    """A clock opens the coordinator before its first batch, whose tasks may never call."""
+    runs.start(0)
+    runs.batch(0)
+    runs.start(1)
+    with pytest.raises(StateMissingError, match="no subtask of operator 'op' ran in batch 1") as raised:
+        runs.begin(2)
+    assert raised.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
+    runs.batch(1)
+
+
+class Raising(Told):
+    """Cannot take any metrics."""
+
+    def checkpoint(self, metrics: CheckpointMetrics) -> None:
+        raise RuntimeError("the metrics server is down")
+
+
+def test_an_observer_that_raises_keeps_no_files(runs: Runs) -> None:
+    observer = Raising(runs.clock)
+    runs.options = dataclasses.replace(runs.options, observer=observer, file_merging="within", retained_checkpoints=2)
+    runs.start(0, WITHOUT_KEYS)
+    for batch in range(10):
+        runs.begin(batch)
+        with pytest.raises(RuntimeError, match="is down"):
+            runs.ack(batch)
+        runs.ack(batch)
+    assert len([name for name in runs.names if name.startswith("log/")]) < 6
 
 
 def test_what_has_not_begun_is_refused(runs: Runs) -> None:

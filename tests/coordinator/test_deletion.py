@@ -468,6 +468,17 @@ def test_pins_are_listed_before_an_object_may_go_and_the_expired_ones_go(tmp_pat
     assert pins.looks == 1, "one list is enough for all objects of a round"
 
 
+def test_what_a_search_finds_and_is_given_up_after_the_pins_were_listed_stays(tmp_path: Path) -> None:
+    """A pin may have been written between the list and that."""
+    store = Undeletable(tmp_path, set())
+    given_up = fill(store, 2)[0]
+    needed = {given_up}
+    pins = Pins(meanwhile=needed.clear)
+    deleter = Deleter(store, "operator 'x'", lambda name: name not in needed, in_background=False, look=pins.look)
+    deleter.delete_below("op-1/")
+    assert [info.name for info in store.list()] == [given_up]
+
+
 def test_expired_pins_go_even_if_nothing_else_is_to_be_deleted(tmp_path: Path) -> None:
     store = Undeletable(tmp_path, set())
     [expired] = fill(store, 1)

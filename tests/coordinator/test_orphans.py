@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from statelog.coordinator.garbage import find_orphans
+from statelog.coordinator.deletion import find_orphans
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun

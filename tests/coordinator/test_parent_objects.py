@@ -56,9 +56,10 @@ class Branch:
 
     def look(self, may_go: Callable[[str], bool]) -> None:
         """List the pins, and see what is needed by a gate of deletions."""
+        unreferenced = self.inventory.parent.unreferenced(lambda name: not may_go(name))
         pins = StandingPins(self.log.store, self.log.clock)
         pins.look(self.log.query())
-        self.inventory.parent.look(may_go, pins)
+        self.inventory.parent.look(unreferenced, may_go, pins)
 
     def commit(self, parent: Parent | None = None) -> None:
         """Write another entry, which names a parent or none."""
@@ -196,6 +197,17 @@ def test_a_pin_of_own_objects_alone_keeps_nothing_at_the_parent(branch: Branch) 
     assert branch.named is None
 
 
+def test_an_object_that_is_given_up_after_the_pins_were_listed_stays_for_now(branch: Branch) -> None:
+    """A pin may have been written between the list and that."""
+    pins = StandingPins(branch.log.store, branch.log.clock)
+    before = branch.inventory.parent.unreferenced(is_link)
+    pins.look(branch.log.query())
+    branch.inventory.parent.look(before, is_link, pins)
+    assert branch.named == branch.parent
+    branch.look(is_link)
+    assert branch.named is None
+
+
 def test_a_pin_that_cannot_be_read_may_need_an_object(branch: Branch) -> None:
     branch.log.store.put(pin_name(1, b"damaged"), b"damaged")
     branch.look(is_link)
@@ -207,7 +219,7 @@ def test_a_query_that_is_no_branch_asks_nobody(branch: Branch) -> None:
     branch.inventory = branch.opened()
     branch.log.store.requests.clear()
     pins = StandingPins(branch.log.store, branch.log.clock)
-    branch.inventory.parent.look(is_link, pins)
+    branch.inventory.parent.look(branch.inventory.parent.unreferenced(lambda _: False), is_link, pins)
     assert branch.log.store.requests == []
     assert branch.named is None
     assert branch.is_pinned

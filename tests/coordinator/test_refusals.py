@@ -46,7 +46,7 @@ def test_of_several_operators_those_that_lack_subtasks_are_named() -> None:
 
 @pytest.mark.parametrize("input_rows", [0, 1, 2])
 def test_only_rows_tell_that_a_partition_was_renumbered(input_rows: int) -> None:
-    request = Begin(task(5, subtask=1), 2, input_rows, None)
+    request = Begin(task(5, subtask=1), 2, input_rows, None, "token")
     batch = OperatorBatch(5, BatchTime(0, 0), 3)
     if not input_rows:
         require_own_partition(request, batch, run(3), "here")

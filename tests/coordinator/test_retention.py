@@ -351,7 +351,7 @@ class Load:
         coordinator, rng = self.engine.coordinator, self.rng
         self.attempt += 1
         task = TaskId("query", f"run-{self.engine.runs}", "op", "instance", self.batch, subtask, self.attempt)
-        begun = coordinator.begin(Begin(task, subtask, 0, None))
+        begun = coordinator.begin(Begin(task, subtask, 0, None, "token"))
         held = self.snapshots[subtask]
         if held is not None and rng.random() < 0.3:
             if acks:

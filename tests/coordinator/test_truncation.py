@@ -58,6 +58,14 @@ def test_states_are_repeated_once_all_of_them_are_newer_than_at_the_last_time() 
     assert made.base_map_to_repeat(record(9, all_newer)) is all_newer
 
 
+def test_a_revision_repeats_what_its_former_entry_has_repeated() -> None:
+    made, states = grown(), cover_of(base(0, 1, 5))
+    for _ in range(3):
+        assert made.base_map_to_repeat(record(6, states)) is states
+        made.committed(record(7, states), states, 1 << 20)
+    assert made.base_map_to_repeat(record(7, states)) is None
+
+
 @pytest.mark.parametrize(("subtasks", "runs"), [(1, 30), (30, 0), (5, 5)])
 @pytest.mark.parametrize("has_segments", [False, True])
 def test_a_log_that_repeats_them_is_at_most_about_twice_as_large(subtasks: int, runs: int, has_segments: bool) -> None:

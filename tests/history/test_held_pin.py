@@ -16,6 +16,7 @@ from statelog.history.footprint import Footprint
 from statelog.history.pins import MARGIN_S, Branch, Consumer, HeldPin, Pin, is_retained, read_pin
 from statelog.history.query_history import QueryHistory
 from statelog.storage import Store
+from statelog.storage.store import StoreWrapper
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from tests.short_log import IDENTITY, NOW_S, UID, ShortLog, base_range, changes
 
@@ -287,6 +288,32 @@ def test_a_pin_that_may_expire_soon_vouches_for_none(log: ShortLog) -> None:
     hold(log, history=history).release()
     log.clock.advance(1)
     refused(log, history)
+
+
+def test_a_pin_that_is_renewed_while_the_pins_are_read_counts() -> None:
+    log = make_log()
+    held = hold(log)
+    [pin] = pins(log).values()
+    log.clock.advance(51)
+    seen = StandingPins(FaultStore(log.store, FaultPlan.at("read", action=held.keep)), log.clock)
+    list_pins(log, seen)
+    assert [*pins(log)] == [held.name]
+    assert all(map(seen.need, pin.objects))
+
+
+def test_only_a_pin_that_is_known_to_hold_has_no_end() -> None:
+    """An abandoned request to write an earlier version may take effect after that version was removed."""
+    log = make_log()
+    written: list[Pin | None] = []
+
+    class Recorded(StoreWrapper):
+        def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+            is_new = super().put_if_absent(name, data)
+            written.append(read_pin(self, name))
+            return is_new
+
+    hold(log, store=Recorded(log.store), is_shared=True, lasts_s=None)
+    assert [(pin.holds, pin.lasts_s is None) for pin in written if pin is not None] == [(False, False), (True, True)]
 
 
 # ---- Failures ----

@@ -84,7 +84,7 @@ def open_files() -> set[str]:
 
 def test_calls_and_payloads_arrive(server: RpcServer, handler: Handler) -> None:
     client = client_of(server)
-    assert client.call(Begin(TASK, 1, 10, None)) == BEGUN
+    assert client.call(Begin(TASK, 1, 10, None, "token")) == BEGUN
     big = os.urandom(3_000_000)
     assert client.call(ack(9), big) == Acked()
     assert handler.calls[1] == (ack(9), big)
@@ -400,7 +400,7 @@ def test_client_does_not_wait_for_a_server_that_says_nothing(said: bytes) -> Non
 @pytest.mark.parametrize(
     ("request_", "caller"),
     [
-        (Begin(TASK, 1, 10, None), "operator 'uid', subtask 1, batch 3"),
+        (Begin(TASK, 1, 10, None, "token"), "operator 'uid', subtask 1, batch 3"),
         (Tick("clock", "reader", False), "the clock source reader"),
         (Ping("the doctor"), "the doctor"),
     ],
@@ -520,7 +520,7 @@ def test_a_client_that_does_not_take_its_reply_is_given_up(handler: Handler, ide
     with serving(reply, SHORT, identity) as server:
         own = serving_threads()
         with authenticated(server) as connection:
-            data = msgspec.msgpack.encode(Begin(TASK, 1, 10, None))
+            data = msgspec.msgpack.encode(Begin(TASK, 1, 10, None, "token"))
             connection.sendall(struct.pack("!IQ", len(data), 0) + data)
             assert len(read(connection, 8)) == 8
             for thread in serving_threads() - own:
@@ -632,7 +632,7 @@ def test_a_reply_that_is_too_large_is_an_error(handler: Handler) -> None:
     with serving(handler, RpcPolicy(max_reply_bytes=30)) as server:
         client = client_of(server)
         with pytest.raises(ProtocolError, match=r"reply would have \d+ bytes; the limit is 30"):
-            client.call(Begin(TASK, 1, 10, None))
+            client.call(Begin(TASK, 1, 10, None, "token"))
         assert client.call(ack(9)) == Acked()
         picky = client_of(server, RpcPolicy(max_reply_bytes=10))
         with pytest.raises(ProtocolError, match="operator 'uid', subtask 1, batch 3: .* is larger than 10"):
@@ -674,7 +674,9 @@ def test_bytes_are_given_back_after_an_error() -> None:
 # ---- Anything ----
 
 FUZZED = replace(SHORT, max_request_bytes=2000, max_payload_bytes=2000, max_pending=8, handshake_timeout_s=0.05)
-REQUESTS = [msgspec.msgpack.encode(one) for one in (ack(9), ack(0), Begin(TASK, 1, 10, None), Tick("c", "r", True))]
+REQUESTS = [
+    msgspec.msgpack.encode(one) for one in (ack(9), ack(0), Begin(TASK, 1, 10, None, "token"), Tick("c", "r", True))
+]
 
 
 @st.composite

@@ -44,7 +44,7 @@ PARTS = [
 @pytest.mark.parametrize(
     "request_",
     [
-        Begin(TASK, 0, 1, 2),
+        Begin(TASK, 0, 1, 2, "token"),
         Fetch(TASK, [b"digest"]),
         ReadProgress(TASK, 1, 2),
         CheckOwner(TASK),

@@ -228,6 +228,23 @@ def test_a_file_that_vanishes_is_not_listed(tmp_path: Path, monkeypatch: pytest.
     assert [info.name for info in store.list()] == ["a"]
 
 
+def test_what_has_replaced_a_file_that_vanishes_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.put("pins/1", b"1")
+    scan = os.scandir
+
+    def scan_and_replace(path: str) -> Any:
+        with scan(path) as entries:
+            found = [*entries]
+        if found and found[0].name == "1":
+            store.put("pins/2", b"2")
+            os.unlink(found[0].path)
+        return nullcontext(found)
+
+    monkeypatch.setattr(os, "scandir", scan_and_replace)
+    assert [info.name for info in store.list("pins/")] == ["pins/2"]
+
+
 def test_a_file_is_kept_open_also_as_the_first_of_a_process(tmp_path: Path) -> None:
     """A process without standard input gives its number to the next file."""
     store = LocalStore(tmp_path)

@@ -304,7 +304,7 @@ def test_an_answer_to_another_call_is_refused(
     engine.start(1, 1, keep_local=False)
     if answer is None:
         engine.attempts += 1
-        answer = engine.coordinator.begin(Begin(engine.task_id(1, 0, engine.attempts), 0, 0, None))
+        answer = engine.coordinator.begin(Begin(engine.task_id(1, 0, engine.attempts), 0, 0, None, "token"))
     engine.answers[request_] = answer
     with pytest.raises(ProtocolError, match=what):
         run(engine, 1, ("set", 2))

@@ -248,6 +248,14 @@ def incomplete_batch(
     if current is None or batch > current.number:
         uids = ", ".join(f"operator '{config.uid}'" for config in roster)
         what = f"no subtask of {uids} ran in batch {batch}"
+    elif current.is_complete:
+        return StateMissingError(
+            f"{name}: checkpoint {batch} does not exist: all subtasks ran to completion, but the entry could not be"
+            " written to the log, and the query went on after the error.",
+            kind=ErrorKind.CHECKPOINT_INCOMPLETE,
+            hint="Let the errors of actions in foreachBatch end the query. Then stop it, run"
+            " statelog.rewind(checkpointLocation) and start it again: Spark repeats the batch.",
+        )
     else:
         missing = {uid: own.missing for uid, own in current.operators.items()}
         shown = "; ".join(f"operator '{uid}': {_some(subtasks)}" for uid, subtasks in missing.items() if subtasks)
@@ -270,11 +278,12 @@ def require_own_partition(request: Begin, batch: OperatorBatch, config: Operator
     """Raise ConfigurationError for a partition that the operator did not create, or for rows of another batch."""
     task = request.task
     is_misplaced = request.input_rows > 0 and request.partition != task.subtask
-    if not 0 <= task.subtask < config.parallelism or is_misplaced or task.attempt in batch.begun:
+    has_other = batch.tokens.get(task.attempt, request.token) != request.token
+    if not 0 <= task.subtask < config.parallelism or is_misplaced or has_other:
         raise ConfigurationError(
             f"{name}: subtask {task.subtask} of {config.parallelism} ran as partition"
             f" {request.partition} of task attempt {task.attempt}"
-            f"{', which had already run another one' if task.attempt in batch.begun else ''}. A"
+            f"{', which had already run another one' if has_other else ''}. A"
             " coalesce or union directly after the operator has renumbered or joined its partitions.",
             kind=ErrorKind.PARTITIONS_RENUMBERED,
             hint="Put a repartition between the operator and the coalesce or union.",

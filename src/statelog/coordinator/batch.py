@@ -101,6 +101,8 @@ class OperatorBatch:
     parallelism: int
     begun: dict[int, int] = field(default_factory=dict)
     """Subtask of each attempt that has begun, by attempt id."""
+    tokens: dict[int, str] = field(default_factory=dict)
+    """Token of each of these attempts."""
     acks: dict[int, AcceptedAck] = field(default_factory=dict)
     """The ack that counts, by subtask."""
     newest: dict[int, int] = field(default_factory=dict)

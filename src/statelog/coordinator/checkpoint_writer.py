@@ -166,11 +166,13 @@ class CheckpointWriter:
             for section in durable.sections:
                 self._operators[section.uid].committed(batch.operators[section.uid], acks[section.uid])
         durable_s = self._clock.monotonic_s()
-        self._report(Step.DURABLE, batch)
-        self._measure(batch, durable, acks, last, received_s, durable_s, self._log.files_made - files_before)
-        with self._lock:
-            inventory.release(durable, oldest, self._log, changes_from)
-            inventory.find_log_holder(oldest, self._most_log_bytes)
+        try:
+            self._report(Step.DURABLE, batch)
+            self._measure(batch, durable, acks, last, received_s, durable_s, self._log.files_made - files_before)
+        finally:  # an observer may raise, but the entry is durable
+            with self._lock:
+                inventory.release(durable, oldest, self._log, changes_from)
+                inventory.find_log_holder(oldest, self._most_log_bytes)
 
     def _measure(
         self,

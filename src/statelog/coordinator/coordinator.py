@@ -43,7 +43,6 @@ from statelog.rpc.messages import (
     Begin,
     Begun,
     CheckOwner,
-    DiskFailed,
     Fetch,
     Fetched,
     Kept,
@@ -125,6 +124,7 @@ class Coordinator:
             require_running=self._require_running,
             stop=self._stop,
         )
+        self._first_batch = 0
         self._batch: Batch | None = None
         self._stopped: StatelogError | None = None
         self._is_closed = False
@@ -181,6 +181,7 @@ class Coordinator:
                 first_batch += 1
             else:
                 entries = self._claim(follows)
+        self._first_batch = first_batch
         history = QueryHistory(entries)
         known = self._admit(history, first_batch)
         names = [run.name for of in (given or {}).values() for runs in of.values() for run in runs]
@@ -200,6 +201,7 @@ class Coordinator:
         read = sum(entry.epoch < self._epoch for entry in entries)
         for operator in self._operators.values():
             operator.report_restore(first_batch, read, log_s)
+        self._inventory.remove_orphans()
 
     def _admit(self, history: QueryHistory, first_batch: int) -> dict[str, str]:
         """Check that the start may use the log; see :func:`admit`."""
@@ -272,8 +274,6 @@ class Coordinator:
             case CheckOwner():
                 self._operator_of(request.task)
                 self.require_ownership()
-            case DiskFailed():
-                pass  # only the placement of subtasks needs it
             case Ack():
                 return self.ack(request, payload)
         return Acked()
@@ -310,7 +310,7 @@ class Coordinator:
     def _begun(self, operator: ActiveOperator, batch: Batch, request: Begin) -> Begun:
         task, own = request.task, batch.operators[operator.config.uid]
         require_own_partition(request, own, operator.config, operator.name)
-        own.begun[task.attempt] = task.subtask
+        own.begun[task.attempt], own.tokens[task.attempt] = task.subtask, request.token
         permit = Permit(
             epoch=self._epoch,
             inline_bytes=batch.budget.limit_of(task.uid, task.subtask),
@@ -337,11 +337,11 @@ class Coordinator:
             return current
         if current is not None and task.batch < current.number:
             raise stale_task(task, current, self._location)
-        if current is not None:
-            if task.batch > current.number + 1 or current.durable is None:
-                raise incomplete_batch(task.batch - 1, current, self._roster, self._location)
-            if not current.is_settled:
-                return current
+        expected = self._first_batch if current is None else current.number + 1
+        if task.batch > expected or not (current is None or current.is_complete):
+            raise incomplete_batch(task.batch - 1, current, self._roster, self._location)
+        if current is not None and not current.is_settled:
+            return current
         time = self._batch_time(task.batch)
         self._inventory.gate.begin(self._epoch, task.batch)  # first: what the last batch has lost can go from now on
         self._batch = Batch(

@@ -1,14 +1,16 @@
-"""Deletes objects of a query in the background, and only if the gate that every deletion passes lets them go."""
+"""Finds the orphans of earlier starts, and deletes objects in the background; a gate decides which may go."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
+from statelog.clock import Clock
 from statelog.errors import StatelogError
+from statelog.history.query_history import QueryHistory
 from statelog.log.entry import QueryCheckpoint
-from statelog.log.open import CHANGES_FOLDER, LOG_FOLDER
+from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER
 from statelog.log_fields import get_logger, in_background
 from statelog.storage import Store
 
@@ -18,6 +20,44 @@ _NEVER: Final = 1 << 63
 _SPARE_FAILURES: Final = 16
 """The number of failed requests of one round, beyond those that it takes to find one bad object, after which the store
 is considered out of order."""
+
+
+def find_orphans(
+    store: Store,
+    query: QueryHistory,
+    *,
+    epoch: int,
+    run_id: str,
+    fenced_runs: Collection[str] = (),
+    given: Collection[str] = (),
+    min_age_s: float,
+    clock: Clock,
+) -> list[str]:
+    """Objects of operators that no checkpoint references and no live start can still reference, sorted.
+
+    `epoch` was just claimed: writers of older epochs are fenced, so objects that they wrote since the last entry can
+    never be referenced. `run_id` is the start whose initial state may still be needed. Objects younger than
+    `min_age_s` stay, because a start without a claim in the log may be about to claim. The initial state of
+    `fenced_runs` goes at any age. The state that operators are `given` stays.
+    """
+    referenced = query.object_names() | set(given)
+    now_s = clock.now_s()
+    found: list[str] = []
+    for info in store.list():
+        match info.name.split("/"):
+            case [_, folder, of_epoch, _, *_] if folder in (CHANGES_FOLDER, RUNS_FOLDER):
+                is_fenced, is_free = False, info.name not in referenced and _epoch_of(of_epoch) < epoch
+            case [_, folder, run, _] if folder == INITIAL_FOLDER:
+                is_fenced, is_free = run in fenced_runs, run != run_id
+            case _:
+                continue
+        if is_free and (is_fenced or now_s - info.modified_s >= min_age_s):
+            found.append(info.name)
+    return sorted(found)
+
+
+def _epoch_of(folder: str) -> int:
+    return int(folder) if folder.isdecimal() else 0
 
 
 class DeletionGate:
@@ -52,9 +92,13 @@ class DeletionGate:
         self._live = (0, 0)
         self._log_from = ""
 
+    def is_referenced(self, name: str) -> bool:
+        """Whether a checkpoint needs an object, or may reference it."""
+        return name in self._in_doubt or self._needs(name) or self._is_granted(name)
+
     def may_go(self, name: str) -> bool:
         """Whether an object may be deleted."""
-        if name in self._in_doubt or self._needs(name) or self._is_granted(name) or self._is_pinned(name):
+        if self.is_referenced(name) or self._is_pinned(name):
             return False
         if name.startswith(self._log):
             return name < self._log_from
@@ -201,6 +245,8 @@ class Deleter:
             self._has_more = False
         if not names and not searches and not is_due:
             return
+        # What is found below a prefix has to be free before the pins are listed: no later pin can name it then.
+        found, not_listed = self._found(searches)
         try:
             expired = self._look()
         except Exception as error:
@@ -217,23 +263,29 @@ class Deleter:
         held_back: list[str] = []
         for name in names:
             (allowed if self._is_free(name) else held_back).append(name)
+        allowed += filter(self._is_free, found)
+        left = self._delete(list(dict.fromkeys(allowed)))
+        with self._changed:
+            self._waiting = dict.fromkeys([*held_back, *left, *self._waiting])
+            self._searches = not_listed + self._searches
+
+    def _found(self, prefixes: list[str]) -> tuple[list[str], list[str]]:
+        """The objects below some prefixes that the gate lets go now, and the prefixes that could not be listed."""
+        found: list[str] = []
         not_listed: list[str] = []
-        for place, prefix in enumerate(searches):
+        for place, prefix in enumerate(prefixes):
             if len(not_listed) == _SPARE_FAILURES:
-                not_listed += searches[place:]
+                not_listed += prefixes[place:]
                 break
             try:
-                found = self._store.list(prefix)
+                infos = self._store.list(prefix)
             except Exception as error:
                 not_listed.append(prefix)
                 self._note_failure(prefix, error, "leftovers of attempts below it could not be listed yet")
             else:
                 self._failing.discard(prefix)
-                allowed += [info.name for info in found if self._is_free(info.name)]
-        left = self._delete(list(dict.fromkeys(allowed)))
-        with self._changed:
-            self._waiting = dict.fromkeys([*held_back, *left, *self._waiting])
-            self._searches = not_listed + self._searches
+                found += [info.name for info in infos if self._is_free(info.name)]
+        return found, not_listed
 
     def _is_free(self, name: str) -> bool:
         """Whether the gate lets an object go."""

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Final
 
 from statelog.clock import Clock
-from statelog.coordinator.deletion import Deleter, DeletionGate
+from statelog.coordinator.deletion import Deleter, DeletionGate, find_orphans
 from statelog.coordinator.grants import Grants
 from statelog.coordinator.standing_pins import RetainedPoints, StandingPins
 from statelog.history.bases import BaseMap
@@ -21,7 +21,7 @@ from statelog.history.pins import read_pin
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry, Parent, QueryCheckpoint
 from statelog.log.numbered import NumberedLog, base_name
-from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER, open_location
+from statelog.log.open import CHANGES_FOLDER, LOG_FOLDER, RUNS_FOLDER, open_location
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.log_fields import get_logger
 from statelog.options import Options
@@ -48,6 +48,8 @@ class Truncation:
     def __init__(self) -> None:
         self._repeated_through = -1
         self._grown_bytes = 0
+        self._last = (-1, -1, 0)
+        """The batch of the last repetition, and the two numbers as they were before it."""
         self._seen: BaseMap | None = None
         self._seen_through = -1
         self._seen_bytes = 0
@@ -61,52 +63,18 @@ class Truncation:
             runs = sum([len(level.runs) for base_range in base_map.ranges for level in base_range.base.levels])
             self._seen, self._seen_through = base_map, base_map.through
             self._seen_bytes = _RANGE_BYTES * len(base_map.ranges) + _RUN_BYTES * runs
-        is_useful = self._seen_through > self._repeated_through
-        return base_map if is_useful and self._seen_bytes <= self._grown_bytes else None
+        batch, repeated_through, grown_bytes = self._last
+        if batch != before.checkpoint.batch + 1:  # else its entry is revised, and the revision replaces it
+            repeated_through, grown_bytes = self._repeated_through, self._grown_bytes
+        return base_map if self._seen_through > repeated_through and self._seen_bytes <= grown_bytes else None
 
     def committed(self, record: Record, repeated: BaseMap | None, payload_bytes: int) -> None:
         """Note that an entry is durable."""
         if repeated is not None:
+            if self._last[0] != record.checkpoint.batch:
+                self._last = record.checkpoint.batch, self._repeated_through, self._grown_bytes
             self._repeated_through, self._grown_bytes = self._seen_through, 0
         self._grown_bytes += payload_bytes + _SEGMENT_BYTES * len(record.checkpoint.segments)
-
-
-def find_orphans(
-    store: Store,
-    query: QueryHistory,
-    *,
-    epoch: int,
-    run_id: str,
-    fenced_runs: Collection[str] = (),
-    given: Collection[str] = (),
-    min_age_s: float,
-    clock: Clock,
-) -> list[str]:
-    """Objects of operators that no checkpoint references and no live start can still reference, sorted.
-
-    `epoch` was just claimed: writers of older epochs are fenced, so objects that they wrote since the last entry can
-    never be referenced. `run_id` is the start whose initial state may still be needed. Objects younger than
-    `min_age_s` stay, because a start without a claim in the log may be about to claim. The initial state of
-    `fenced_runs` goes at any age. The state that operators are `given` stays.
-    """
-    referenced = query.object_names() | set(given)
-    now_s = clock.now_s()
-    found: list[str] = []
-    for info in store.list():
-        match info.name.split("/"):
-            case [_, folder, of_epoch, _, *_] if folder in (CHANGES_FOLDER, RUNS_FOLDER):
-                is_fenced, is_free = False, info.name not in referenced and _epoch_of(of_epoch) < epoch
-            case [_, folder, run, _] if folder == INITIAL_FOLDER:
-                is_fenced, is_free = run in fenced_runs, run != run_id
-            case _:
-                continue
-        if is_free and (is_fenced or now_s - info.modified_s >= min_age_s):
-            found.append(info.name)
-    return sorted(found)
-
-
-def _epoch_of(folder: str) -> int:
-    return int(folder) if folder.isdecimal() else 0
 
 
 @dataclass
@@ -251,12 +219,19 @@ class _ParentObjects:
         self.parent = query.parent
         self._needed = {name for name in query.object_names() if is_link(name)}
 
-    def look(self, may_go: Callable[[str], bool], pins: StandingPins) -> None:
-        """See whether an object is still needed; one that is not never will be again. `may_go` is the deletion gate."""
+    def unreferenced(self, is_referenced: Callable[[str], bool]) -> set[str]:
+        """The objects that only pins may need."""
+        return {name for name in self._needed if not is_referenced(name)}
+
+    def look(self, unreferenced: set[str], may_go: Callable[[str], bool], pins: StandingPins) -> None:
+        """See whether an object is still needed; one that is not never will be again. `may_go` is the deletion gate.
+
+        `unreferenced` are those of before the pins were listed: no later pin can name them.
+        """
         if self._left is not None:
             self._release(self._left)
         if self.parent is not None:
-            self._needed = {name for name in self._needed if not may_go(name)}
+            self._needed -= set(filter(may_go, unreferenced))
             self._is_free = not self._needed and not pins.need_any(is_link)
 
     def to_name(self) -> Parent | None:
@@ -323,6 +298,7 @@ class Inventory:
         self._log_bytes: dict[int, int] = {}
         """Bytes of changes inside the entries up to each batch, as far as known, in order of the batches."""
         self._log_holder: tuple[str, int] | None = None
+        self._orphans: list[str] = []
 
     def work_for(self, identities: Sequence[str]) -> None:
         """Note the operators that this start has."""
@@ -340,8 +316,9 @@ class Inventory:
     def _look(self) -> list[str]:
         """Pin the checkpoints that are to stay, then list the pins; return those that have expired."""
         self.points.pin()
+        unreferenced = self.parent.unreferenced(self.gate.is_referenced)
         expired = self.pins.look(self.query.copy())
-        self.parent.look(self.gate.may_go, self.pins)
+        self.parent.look(unreferenced, self.gate.may_go, self.pins)
         return expired
 
     def changes_from(self, oldest: int) -> dict[str, int]:
@@ -361,7 +338,7 @@ class Inventory:
     def open(
         self, entries: Sequence[Entry], epoch: int, run_id: str, clock: Clock, given: Collection[str] = ()
     ) -> None:
-        """Count the files that the log references, and delete the orphans of earlier starts.
+        """Count the files that the log references, and find the orphans of earlier starts.
 
         `given` are the objects with which operators begin.
         """
@@ -377,7 +354,7 @@ class Inventory:
         batches = [entry.batch for entry in self.query.entries]
         self._log_bytes = dict(zip(batches, accumulate(sizes), strict=True))
         min_age_s = self._options.tuning.orphan_min_age_s
-        orphans = find_orphans(
+        self._orphans = find_orphans(
             self._store,
             self.query,
             epoch=epoch,
@@ -387,10 +364,13 @@ class Inventory:
             min_age_s=min_age_s,
             clock=clock,
         )
-        if orphans:
-            _log.info("%s: removing %d objects that crashed runs left behind", self._name, len(orphans))
-            self.deleter.delete(orphans)
         self._store.remove_unfinished("", clock.now_s() - min_age_s)
+
+    def remove_orphans(self) -> None:
+        """Delete the orphans that were found; last in a start, since the thread that deletes ends with the start."""
+        if self._orphans:
+            _log.info("%s: removing %d objects that crashed runs left behind", self._name, len(self._orphans))
+            self.deleter.delete(self._orphans)
 
     def add(self, entry: QueryCheckpoint, repeated: Mapping[str, BaseMap], payload_bytes: int) -> None:
         """Count the files of a durable checkpoint, and drop those of the checkpoints that it replaces.

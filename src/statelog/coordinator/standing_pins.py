@@ -11,7 +11,7 @@ from typing import Final
 from statelog.clock import Clock
 from statelog.errors import PinExpiredError, StorageError
 from statelog.history.footprint import Footprint
-from statelog.history.pins import HeldPin, Pin, has_expired, read_pin
+from statelog.history.pins import HeldPin, Pin, has_expired, read_pin, read_pins
 from statelog.history.query_history import QueryHistory
 from statelog.log.entry import INITIAL_BATCH, EntryPlace, QueryCheckpoint
 from statelog.log.open import PINS_FOLDER
@@ -160,11 +160,10 @@ class StandingPins:
         consumers: dict[str, int] = {}
         over: list[str] = []
         unreadable: set[str] = set()
-        for info in self._store.list(f"{PINS_FOLDER}/"):
+        for info, pin in read_pins(self._store, self._read):
             try:
-                pin = self._pins.get(info.name) or read_pin(self._store, info.name)
-                if pin is None:
-                    continue
+                if isinstance(pin, Exception):
+                    raise pin
                 place = pin.place
                 if has_expired(pin, info, now_s) or self._is_behind(info.name, pin, query):
                     over.append(info.name)
@@ -172,8 +171,6 @@ class StandingPins:
                 if pin.changes_from is not None:
                     [own] = pin.operators
                     consumers[own.identity] = min(pin.changes_from, consumers.get(own.identity, pin.changes_from))
-            except StorageError:
-                raise
             except Exception as error:
                 # Damaged, or of a form that no version writes: other pins must still count.
                 unreadable.add(info.name)
@@ -189,6 +186,15 @@ class StandingPins:
             self._seen_through = latest.batch
             self.oldest_place = EntryPlace(0, 0) if unreadable else min([latest.place, *places])
         return over
+
+    def _read(self, name: str) -> Pin | Exception | None:
+        """A pin, or why it cannot be read; None if it is gone. Raises StorageError if the store fails."""
+        try:
+            return self._pins.get(name) or read_pin(self._store, name)
+        except StorageError:
+            raise
+        except Exception as error:
+            return error
 
     def _is_behind(self, name: str, pin: Pin, query: QueryHistory) -> bool:
         """Whether the changes that a consumer's pin keeps have become too many."""

@@ -34,6 +34,9 @@ MARGIN_S: Final = 60.0
 _KIND: Final = "statelog pin"
 _VERSION: Final = 1
 _ATTEMPTS: Final = 5
+_LISTS: Final = 20
+_UNCONFIRMED_S: Final = 600.0
+"""How long a pin without an end lasts until its creator has seen that it holds: the write may be repeated late."""
 
 _Result = TypeVar("_Result")
 
@@ -243,6 +246,28 @@ def read_pin(store: Store, name: str) -> Pin | None:
     return pin
 
 
+def read_pins(store: Store, read: Callable[[str], _Result | None]) -> list[tuple[ObjectInfo, _Result]]:
+    """List the pins, and read each; `read` returns None for a pin that is gone.
+
+    Such a pin may have been renewed under another name, which the list lacks. So the pins are then listed again, and
+    all that are returned existed at one time. Raises StorageError if pins go each time.
+    """
+    known: dict[str, _Result] = {}
+    for _ in range(_LISTS):
+        infos = store.list(f"{PINS_FOLDER}/")
+        for info in infos:
+            if info.name not in known:
+                found = read(info.name)
+                if found is None:
+                    break
+                known[info.name] = found
+        else:
+            return [(info, known[info.name]) for info in infos]
+    raise StorageError(
+        f"{PINS_FOLDER}: in {_LISTS} attempts, pins were removed while they were read.", hint="Try again later."
+    )
+
+
 def has_expired(pin: Pin, info: ObjectInfo, now_s: float, margin_s: float = MARGIN_S) -> bool:
     """Whether a pin's time is over, `margin_s` after its end."""
     return pin.lasts_s is not None and now_s > info.modified_s + pin.lasts_s + margin_s
@@ -290,27 +315,28 @@ class HeldPin:
         self._store = store
         self._clock = clock or SystemClock()
         self._new_token = new_token
-        self._lasts_s = lasts_s
+        self._lasts_s = _UNCONFIRMED_S if is_shared and lasts_s is None else lasts_s
         made_ms = int(self._clock.now_s() * 1000)
-        self._pin = Pin.on(needed, purpose, owner=owner, made_ms=made_ms, lasts_s=lasts_s)
+        self._pin = Pin.on(needed, purpose, owner=owner, made_ms=made_ms, lasts_s=self._lasts_s)
         self.name, self._made_s = self._write()
         try:
-            self._require_hold(is_shared)
+            self._require_hold()
+            if is_shared:
+                self._pin = replace(self._pin, holds=True, lasts_s=lasts_s)
+                self._replace()
+                self._lasts_s = lasts_s
         except BaseException:
             self.release()
             raise
 
-    def _require_hold(self, is_shared: bool) -> None:
-        """See whether the pin that was written holds; if so, mark a shared one. PinExpiredError if it does not hold."""
+    def _require_hold(self) -> None:
+        """See whether the pin that was written holds; PinExpiredError if it does not."""
         later = self._pin.with_later(self._read_retaining())
         if later != self._pin:
             # The query may have listed the pins after these batches and before the pin. Later lists have either.
             self._pin = later
             self._replace()
             self._read_retaining()
-        if is_shared:
-            self._pin = replace(self._pin, holds=True)
-            self._replace()
 
     def _read_retaining(self) -> QueryHistory:
         """Read the log; PinExpiredError unless the log, or another pin, keeps everything that the pin names."""

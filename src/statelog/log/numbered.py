@@ -171,9 +171,6 @@ class NumberedLog:
             # Its own epoch may be another run's, unless the claim is known to have been made.
             if tried is not None and (epoch > tried.epoch or (epoch == tried.epoch > self.epoch and head != tried)):
                 self._lose("another run has claimed the log since this run first tried to")
-            if newest and self._store.can_append:
-                # Its writer may not have made its name durable yet: after a crash the claim must not stand alone.
-                self._store.sync(self.name_of(newest), start=0, end=0)
             claim = make(epoch + 1)
             self._tried = structs.replace(claim, number=newest + 1)
             frame = b"".join(encode_frame(claim, []))
@@ -345,7 +342,7 @@ class NumberedLog:
                 # The number was free because newer starts had removed the files that they do not need any more.
                 self._lose("another run's files are newer than its claim")
             if self._seen is not None:
-                self._seen.forget_all_but([info.name for info in files.values()])
+                self._seen.forget_all_but({info.name for info in files.values()})
             try:
                 return self._read_files({number: files[number] for number in files if number != claimed})
             except StorageError as error:
@@ -441,6 +438,9 @@ class NumberedLog:
         try:
             seen = [] if self._seen is None else self._seen.frames(info)
             frame = seen[0] if seen else FrameReader(self._store, info.name, number).frame_at(0, info.size_bytes)
+            if self._store.can_append:
+                # Its writer may not have made its name durable yet: after a crash the claim must not stand alone.
+                self._store.sync(info.name, start=0, end=0)
         except StorageError as error:
             if error.kind is ErrorKind.OBJECT_MISSING:
                 return None

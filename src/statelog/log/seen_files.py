@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from statelog.log.entry import FRAME_HEADER_BYTES, Frame
@@ -48,6 +49,6 @@ class SeenFiles:
         """Remember all frames of a file, the rest of which was read just now."""
         self._files[name] = replace(self._files[name], frames=tuple(frames))
 
-    def forget_all_but(self, names: Collection[str]) -> None:
+    def forget_all_but(self, names: AbstractSet[str]) -> None:
         """Forget files that are gone."""
         self._files = {name: seen for name, seen in self._files.items() if name in names}

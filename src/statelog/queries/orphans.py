@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from statelog.clock import Clock, SystemClock
-from statelog.coordinator.garbage import find_orphans
+from statelog.coordinator.deletion import find_orphans
 from statelog.errors import CorruptionError, StatelogError, StorageError
-from statelog.history.pins import has_expired, read_pin
+from statelog.history.pins import Pin, has_expired, read_pin, read_pins
 from statelog.history.query_history import QueryHistory, read_history
 from statelog.log.entry import Entry, Fence, QueryCheckpoint
 from statelog.log.numbered import LOG_FILE, base_name
@@ -21,7 +21,6 @@ from statelog.log.open import (
     CHANGES_FOLDER,
     INITIAL_FOLDER,
     LOG_FOLDER,
-    PINS_FOLDER,
     RUNS_FOLDER,
     open_location,
     open_log,
@@ -175,25 +174,26 @@ def _read_pins(store: Store, now_s: float, released_until_s: float | None = None
     """
     pinned: set[str] = set()
     expired: list[ObjectInfo] = []
-    for info in store.list(f"{PINS_FOLDER}/"):
-        try:
-            pin = read_pin(store, info.name)
-        except StorageError:
-            raise
-        except StatelogError as error:
-            raise CorruptionError(
-                f"Nothing can be deleted, because a pin cannot be read: {error.message}",
-                kind=error.kind,
-                hint=f"{error.hint} If what it keeps is not needed, remove it: statelog unpin LOCATION {info.name}",
-            ) from error
-        if pin is None:
-            continue
+    for info, pin in read_pins(store, lambda name: _read(store, name)):
         may_release = released_until_s is not None and info.modified_s <= released_until_s
         if has_expired(pin, info, now_s) or (may_release and _is_gone(pin.branch, info.name)):
             expired.append(info)
         else:
             pinned.update(pin.objects)
     return pinned, expired
+
+
+def _read(store: Store, name: str) -> Pin | None:
+    try:
+        return read_pin(store, name)
+    except StorageError:
+        raise
+    except StatelogError as error:
+        raise CorruptionError(
+            f"Nothing can be deleted, because a pin cannot be read: {error.message}",
+            kind=error.kind,
+            hint=f"{error.hint} If what it keeps is not needed, remove it: statelog unpin LOCATION {name}",
+        ) from error
 
 
 def _is_gone(branch: str, pin: str) -> bool:

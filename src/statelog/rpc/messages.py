@@ -65,6 +65,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     input_rows: int
     batch_time_ms: int | None
     """The batch time in the task's rows, milliseconds since the Unix epoch; None without rows."""
+    token: str
+    """The attempt's own. A call that is repeated has the same; another partition in the same task has another one."""
 
 
 class Witness(msgspec.Struct, frozen=True, array_like=True):

@@ -245,21 +245,34 @@ def _is_temporary(base_name: str) -> bool:
 
 
 def _walk(directory: str, prefix: str, start: str) -> Iterator[ObjectInfo]:
-    """Objects in and below a directory whose path from there begins with `start`; files that vanish are skipped."""
-    try:
-        with os.scandir(directory) as entries:
-            children = [entry for entry in entries if entry.name.startswith(start)]
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for child in children:
-        if child.is_dir():
-            yield from _walk(child.path, f"{prefix}{child.name}/", "")
-        elif not _is_temporary(child.name):
-            try:
-                status = child.stat()
-            except FileNotFoundError:
-                continue
-            yield ObjectInfo(prefix + child.name, status.st_size, status.st_mtime)
+    """Objects in and below a directory whose path from there begins with `start`.
+
+    A file that vanishes may have been replaced by one that was not there before, so the directory is then read again.
+    """
+    folders: list[os.DirEntry[str]] = []
+    files: list[ObjectInfo] = []
+    for _ in range(_DIRECTORY_RACES):
+        try:
+            with os.scandir(directory) as entries:
+                children = [entry for entry in entries if entry.name.startswith(start)]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        folders, files, has_vanished = [], [], False
+        for child in children:
+            if child.is_dir():
+                folders.append(child)
+            elif not _is_temporary(child.name):
+                try:
+                    status = child.stat()
+                except FileNotFoundError:
+                    has_vanished = True
+                else:
+                    files.append(ObjectInfo(prefix + child.name, status.st_size, status.st_mtime))
+        if not has_vanished:
+            break
+    yield from files
+    for folder in folders:
+        yield from _walk(folder.path, f"{prefix}{folder.name}/", "")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, ProtocolError, StatelogError, StorageError
 from statelog.history.restore_plan import RestorePlan
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.local.use import LocalCache, disk_error, in_use, is_turn_to_remove, remove_unused
+from statelog.local.use import LocalCache, disk_error, in_use, is_turn_to_remove, remove_forgotten, remove_unused
 from statelog.metrics import Measurements, Step
 from statelog.options import Options
 from statelog.rpc.messages import (
@@ -86,6 +86,7 @@ class Attempt:
             yield
         if is_turn_to_remove(task.batch, task.subtask, self.parallelism):
             remove_unused(local, task.batch)
+            remove_forgotten(local)
 
     @contextmanager
     def _fenced_first(self) -> Iterator[None]:
@@ -116,7 +117,7 @@ class Attempt:
         None if the batch's stored checkpoint stays: then there is nothing to do.
         """
         with self.stopwatch.counting(Part.WAIT):
-            reply = self.call(Begin(self.task, self.partition, input_rows, time_ms), b"")
+            reply = self.call(Begin(self.task, self.partition, input_rows, time_ms, self.token), b"")
         return None if isinstance(reply, Kept) else require_reply(reply, Begun, "begin")
 
     def step(self, step: Step) -> None:
