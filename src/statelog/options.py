@@ -248,7 +248,8 @@ class Options:
         A subtask waits while more bytes than this are being written.
     local_directory : str or None
         Directory of the local copies of runs. None for Spark's scratch directory, which is removed with the
-        application; in a directory of your own the copies outlive it.
+        application; in a directory of your own the copies outlive it. Those of subtasks that have not run on the host
+        for a week are removed.
     plain_local_files : bool
         Whether local copies of state may be stored although ``spark.io.encryption.enabled`` is true: statelog maps
         them into memory, so it cannot encrypt them. Otherwise such an application is refused.

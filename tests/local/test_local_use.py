@@ -17,16 +17,20 @@ import pytest
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns, LocalSnapshots
 from statelog.local.use import (
+    FORGOTTEN_S,
     SPARE_BATCHES,
     LocalCache,
     in_use,
     is_turn_to_remove,
+    remove_forgotten,
     remove_other_parallelisms,
     remove_unused,
+    subtask_directory,
 )
 from statelog.runs.digests import checksum
 from statelog.runs.writer import encode_run
 from statelog.tasks.attempt import WorkerMemory
+from statelog.testing.query import ManualClock
 from tests.contract.table_contract import write_run
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
@@ -330,6 +334,43 @@ def test_maps_of_subtasks_that_a_process_does_not_run_any_more_are_released(tmp_
     assert mapped() is None
     assert released == [first]
     assert isinstance(cache.at(first, 12), LocalRuns)
+
+
+def test_maps_of_other_operators_are_released_after_an_hour(tmp_path: Path) -> None:
+    released: list[Path] = []
+    clock = ManualClock()
+    cache = LocalCache(released=released.append, clock=clock)
+    over, slow, busy = (tmp_path / query / "operator" / "1" / "0" for query in ("over", "slow", "busy"))
+    cache.at(over, 5)
+    cache.at(slow, 5)
+    for batch in range(4):
+        clock.advance(1000)
+        cache.at(busy, 100 + batch)
+        if batch == 2:
+            cache.at(slow, 6)
+    assert released == [over]
+
+
+def test_the_files_of_queries_that_have_not_run_here_for_a_week_are_removed(tmp_path: Path) -> None:
+    def place(query: str, subtask: int = 0) -> Path:
+        return subtask_directory(tmp_path, query, "operator", 1, subtask)
+
+    def age(directory: Path, seconds: float) -> None:
+        used = directory.with_name(f"{directory.name}.used")
+        os.utime(used, (used.stat().st_atime, used.stat().st_mtime - seconds))
+
+    for directory in (place("own"), place("over"), place("busy"), place("recent"), place("half"), place("half", 1)):
+        use(directory, 5)
+        if directory != place("own"):
+            age(directory, FORGOTTEN_S - 60 if "recent" in str(directory) else FORGOTTEN_S + 60)
+    use(place("half", 1), 6)
+    with in_use(place("busy"), 6):
+        age(place("busy"), FORGOTTEN_S + 60)
+        remove_forgotten(place("own"))
+    assert names(tmp_path / "statelog") == ["busy", "half", "own", "recent"]
+    assert names(place("half").parent) == ["1", "1.used"]
+    for query in ("busy", "own", "recent"):
+        assert names(place(query)) == ["file"]
 
 
 def test_a_worker_forgets_the_tables_of_subtasks_that_have_moved_away(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from statelog import ProtocolError
 from statelog.rpc.calls import RpcClient
 from statelog.rpc.channel import RpcPolicy
 from statelog.rpc.messages import Acked, Reply, Request
-from statelog.rpc.tls import TlsIdentity
+from statelog.rpc.tls import TlsIdentity, new_identity
 from tests.rpc.calls_support import HOST, LONG_S, SECRET, Handler, ack, serving
 
 POLICY = RpcPolicy(handshake_timeout_s=1, silence_s=0.5, beat_s=0.05, reconnect_s=0.02, call_timeout_s=LONG_S)
@@ -27,7 +27,7 @@ class Wire:
     """Passes bytes on, or drops them. What a connection has lost never comes: its end is silent from then on."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.server_port = port
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self.drops_calls_after: int | None = None
@@ -46,7 +46,7 @@ class Wire:
             while True:
                 near, _ = self._listener.accept()
                 self.connections += 1
-                far = socket.create_connection((HOST, self._port))
+                far = socket.create_connection((HOST, self.server_port))
                 self._sockets += [near, far]
                 threading.Thread(target=self._pass_calls, args=(near, far), daemon=True).start()
                 threading.Thread(target=self._pass_replies, args=(far, near), daemon=True).start()
@@ -137,6 +137,20 @@ def test_new_connections_are_tried_until_there_is_one(identity: TlsIdentity | No
             wire.heal()
             assert reply.result(LONG_S / 2) == Acked()
         assert handler.calls == [(ack(8), b"")]
+
+
+def test_another_driver_at_the_address_is_not_waited_for(identity: TlsIdentity | None) -> None:
+    other = None if identity is None else new_identity()
+    with wired(Handler(), identity) as (wire, client), serving(Handler(), POLICY, other, secret=b"o" * 32) as server:
+        wire.drops_calls_after = 0
+        with calling(client, 8) as reply:
+            assert wire.dropped.wait(LONG_S)
+            wire.server_port = server.port
+            wire.heal()
+            with pytest.raises(
+                ProtocolError, match="lacks the certificate of|does not know this query's secret|cannot"
+            ):
+                reply.result(LONG_S / 2)
 
 
 def test_a_call_ends_with_its_time(identity: TlsIdentity | None) -> None:

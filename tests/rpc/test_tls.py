@@ -222,7 +222,7 @@ def test_the_private_key_is_never_on_a_disk_in_clear(monkeypatch: pytest.MonkeyP
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     conf = {"spark.authenticate": "true", AES: "true"}
-    context = types.SimpleNamespace(master="local[2]", getConf=lambda: conf)
+    context = types.SimpleNamespace(master="local[2]", applicationId="app", getConf=lambda: conf)
     session: Any = types.SimpleNamespace(sparkContext=context)
     with pytest.raises(ConfigurationError, match="the package cryptography, which is not installed") as caught:
         require_endpoint(session)
@@ -357,23 +357,28 @@ def test_encryption_without_authentication_is_refused(name: str) -> None:
     assert caught.value.kind is ErrorKind.UNSUPPORTED_SETTING
 
 
-def test_an_application_that_encrypts_gets_an_endpoint_that_does() -> None:
+def test_each_application_of_a_process_gets_its_own_endpoint() -> None:
     """In a process of its own, whose endpoint is no other test's."""
     script = """
 import socket, types
 from statelog.spark.driver.endpoint import require_endpoint
-def endpoint_of(**conf):
+def found_for(application, master="local[2]", **conf):
     conf = {name.replace("_", "."): value for name, value in conf.items()}
-    context = types.SimpleNamespace(master="local[2]", getConf=lambda: conf)
-    return require_endpoint(types.SimpleNamespace(sparkContext=context))[1]
+    context = types.SimpleNamespace(master=master, applicationId=application, getConf=lambda: conf)
+    return require_endpoint(types.SimpleNamespace(sparkContext=context))
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = str(free.getsockname()[1])
 fixed = {"spark_statelog_coordinator_port": port}
 encrypted = {"spark_authenticate": "true", "spark_network_crypto_enabled": "true", **fixed}
-clear = endpoint_of(**fixed)
-first = endpoint_of(**encrypted)
-assert endpoint_of(**encrypted) is first
+_, clear = found_for("1", **fixed)
+_, first = found_for("2", **encrypted)
+assert found_for("2", **encrypted)[1] is first
 assert (clear.certificate, bool(first.certificate), first.port == clear.port) == (b"", True, True)
-assert not endpoint_of(**fixed).certificate
+host, other = found_for("3", "spark://here:7077", spark_driver_host="127.0.0.2")
+assert (host, other.certificate, other.secret == clear.secret) == ("127.0.0.2", b"", False)
+socket.create_connection((host, other.port)).close()
+if socket.has_dualstack_ipv6():
+    host, sixth = found_for("4", "spark://here:7077", spark_driver_host="[::1]")
+    socket.create_connection((host, sixth.port)).close()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -112,6 +112,22 @@ def test_no_action_in_the_first_batch_is_an_error_that_says_how_to_start_again(
     anew.require_exact()
 
 
+def test_a_job_group_of_the_users_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(make_orders(2, seed=26))
+
+    def save(df: DataFrame, batch: int) -> None:
+        if batch == 1:
+            spark.sparkContext.setJobGroup("load", "the batch's load")
+        job.save(df, batch)
+
+    text = job.fail(job.ledger(spark, 2), save)
+    assert "[no-batch-id]" in text
+    assert "ran in the job group 'load'" in text
+    assert "addJobTag" in text
+    job.run(job.ledger(spark, 2))
+    job.require_exact()
+
+
 @pytest.mark.parametrize(
     ("action", "what"),
     [(limit, "these subtasks of batch 2 did not run"), (no_action, "no subtask of operator 'main' ran")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import sys
@@ -65,6 +66,18 @@ def test_what_has_come_is_acknowledged() -> None:
         sender.sendall(b"second")
         receiver.recv(100)
         assert unacknowledged(sender) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux delays acknowledgments like this")
+def test_a_default_timeout_does_not_change_open_connections() -> None:
+    with ExitStack() as opened:
+        server = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        connection = opened.enter_context(socket.create_connection(server.getsockname()))
+        opened.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+        socket.setdefaulttimeout(5)
+        send_at_once()
+        assert socket.getdefaulttimeout() == 5
+        assert os.get_blocking(connection.fileno())
 
 
 def unacknowledged(sender: socket.socket) -> int:

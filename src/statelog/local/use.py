@@ -11,18 +11,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from statelog.clock import Clock, SystemClock
 from statelog.errors import ErrorKind, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import JOB_FOLDER, LocalRuns
 
+_FOLDER: Final = "statelog"
+
 
 def subtask_directory(base: Path, query_id: str, identity: str, parallelism: int, subtask: int) -> Path:
     """The directory of a subtask on this host; `identity` is its operator's."""
-    return base / "statelog" / query_id / identity / str(parallelism) / str(subtask)
+    return base / _FOLDER / query_id / identity / str(parallelism) / str(subtask)
 
 
 SPARE_BATCHES: Final = 10
 """Number of batches that a subtask may run elsewhere before its files are removed."""
+FORGOTTEN_S: Final = 7 * 24 * 3600.0
+"""How long no subtask of an operator may run on this host before its files are removed."""
+_IDLE_S: Final = 3600.0
 _SUFFIX: Final = ".used"
 _BATCH_BYTES: Final = 20
 
@@ -49,8 +55,12 @@ def in_use(directory: Path, batch: int) -> Iterator[None]:
         os.close(used)
 
 
+def _used_file(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}{_SUFFIX}")
+
+
 def _hold(directory: Path) -> int:
-    path = directory.with_name(f"{directory.name}{_SUFFIX}")
+    path = _used_file(directory)
     while True:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -89,6 +99,20 @@ def remove_unused(directory: Path, batch: int, spare_batches: int = SPARE_BATCHE
     """
     for used_file in directory.parent.glob(f"*{_SUFFIX}"):
         _remove_if(used_file, lambda used: _is_unused(used, batch, spare_batches))
+
+
+def remove_forgotten(directory: Path) -> None:
+    """Remove the directories of all queries in which no task has run for a week; `directory` has just been used."""
+    folder = directory.parents[3]
+    if folder.name != _FOLDER:
+        return
+    with suppress(FileNotFoundError):
+        since_s = _used_file(directory).stat().st_mtime - FORGOTTEN_S
+        for used_file in folder.glob(f"*/*/*/*{_SUFFIX}"):
+            _remove_if(used_file, lambda used: os.fstat(used).st_mtime < since_s)
+            with suppress(OSError):  # other subtasks have files there
+                for parent in used_file.parents[:3]:
+                    parent.rmdir()
 
 
 def remove_other_parallelisms(directory: Path) -> None:
@@ -145,7 +169,8 @@ class LocalCache:
     """The local runs that a process has opened, of the subtasks that it has run recently.
 
     After more than `spare_batches` without a subtask, its maps are released: their files may be removed already, and
-    take up space as long as they are mapped. `released` is then called with the subtask's directory.
+    take up space as long as they are mapped. So are those of other operators after an hour: their queries may be over.
+    `released` is then called with the subtask's directory.
     """
 
     def __init__(
@@ -153,19 +178,24 @@ class LocalCache:
         spare_batches: int = SPARE_BATCHES,
         released: Callable[[Path], None] = lambda _: None,
         policy: MergePolicy = MERGE_POLICY,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or SystemClock()
         self._policy = policy
         self._spare_batches = spare_batches
         self._released = released
         self._runs: dict[Path, LocalRuns] = {}
-        self._batches: dict[Path, int] = {}
+        self._used: dict[Path, tuple[int, float]] = {}
+        """The last batch of each subtask, and when it was."""
 
     def at(self, directory: Path, batch: int) -> LocalRuns:
         """The local runs of a subtask's directory; those opened before stay open."""
-        operator = directory.parent.parent
-        for other, last in list(self._batches.items()):
-            if other.parent.parent == operator and other != directory and abs(batch - last) > self._spare_batches:
-                del self._runs[other], self._batches[other]
+        operator, now_s = directory.parent.parent, self._clock.monotonic_s()
+        for other, (last, used_s) in list(self._used.items()):
+            is_own = other.parent.parent == operator
+            is_unused = abs(batch - last) > self._spare_batches if is_own else now_s - used_s > _IDLE_S
+            if is_unused and other != directory:
+                del self._runs[other], self._used[other]
                 self._released(other)
-        self._batches[directory] = batch
+        self._used[directory] = batch, now_s
         return self._runs.setdefault(directory, LocalRuns(directory, policy=self._policy))

@@ -275,7 +275,10 @@ class RpcClient:
                 return self._connect(who)
             except ProtocolError as error:
                 cause = error.__cause__
-                is_out_of_reach = isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError)
+                # A certificate of another driver is an OSError and a ValueError.
+                is_out_of_reach = isinstance(cause, OSError) and not isinstance(
+                    cause, ConnectionRefusedError | ValueError
+                )
                 is_over = self._clock.monotonic_s() + self._policy.reconnect_s >= deadline_s
                 if not is_out_of_reach or is_over:
                     raise

@@ -182,7 +182,7 @@ import sys, types
 from statelog.errors import ConfigurationError
 from statelog.spark.driver.endpoint import require_endpoint
 conf = {"spark.statelog.coordinator.host": "192.0.2.1", "spark.statelog.coordinator.port": sys.argv[1]}
-context = types.SimpleNamespace(master="yarn", getConf=lambda: conf)
+context = types.SimpleNamespace(master="yarn", applicationId="app", getConf=lambda: conf)
 try:
     require_endpoint(types.SimpleNamespace(sparkContext=context))
 except ConfigurationError as error:

@@ -101,12 +101,13 @@ class _Slot:
 
 
 class Endpoint:
-    """Receives the tasks' calls, with an `identity` by TLS, and hands them to the queries' coordinators.
+    """Receives the calls of an application's tasks, by TLS with an `identity`, and hands them to the coordinators.
 
     Port 0 takes a free port.
     """
 
-    def __init__(self, host: str, port: int = 0, identity: TlsIdentity | None = None) -> None:
+    def __init__(self, host: str, port: int = 0, identity: TlsIdentity | None = None, application: str = "") -> None:
+        self.application = application
         self.process_id = os.getpid()
         self.local_host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self.secret = secrets.token_bytes(32)
@@ -418,32 +419,31 @@ _endpoint_lock = threading.Lock()
 
 
 def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
-    """The driver's address for executors, and the endpoint of this process, which the first call makes.
+    """The driver's address for executors, and the endpoint of this process for the application.
 
-    An application whose encryption differs from that of the previous one in this process gets its own endpoint. Raises
+    The first call of each application makes one, and closes that of the previous application in this process. Raises
     ConfigurationError if encryption is requested but impossible, or if the endpoint cannot listen on the address.
     """
     global _endpoint
-    conf = session.sparkContext.getConf()
-    is_local = is_on_this_machine(session.sparkContext)
+    context, conf = session.sparkContext, session.sparkContext.getConf()
+    is_local = is_on_this_machine(context)
     host = "127.0.0.1" if is_local else conf.get("spark.driver.host", "127.0.0.1")
-    reachable = str(conf.get("spark.statelog.coordinator.host", host))
-    bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
-    encrypts = encrypts_traffic(conf)
+    # Spark writes addresses of IPv6 in brackets.
+    reachable = str(conf.get("spark.statelog.coordinator.host", host)).strip("[]")
+    bound = str(conf.get("spark.driver.bindAddress", reachable)).strip("[]") if not is_local else host
     with _endpoint_lock:
         is_own = _endpoint is not None and _endpoint.process_id == os.getpid()
-        if _endpoint is None or not is_own or bool(_endpoint.certificate) != encrypts:
-            identity = new_tls_identity() if encrypts else None
+        if _endpoint is None or not is_own or _endpoint.application != context.applicationId:
+            identity = new_tls_identity() if encrypts_traffic(conf) else None
             if _endpoint is not None and is_own:
                 _endpoint.close()  # Its application is over, and the port may be the same.
             _endpoint = None
             port = str(conf.get("spark.statelog.coordinator.port", "0"))
             try:
-                _endpoint = Endpoint(bound, int(port), identity)
+                _endpoint = Endpoint(bound, int(port), identity, context.applicationId)
             except (OSError, OverflowError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else error
                 raise ConfigurationError(
-                    f"The coordinator cannot listen on {bound}:{port}: {reason}.",
+                    f"The coordinator cannot listen on {bound}:{port}: {getattr(error, 'strerror', error)}.",
                     hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
                 ) from error
         return reachable, _endpoint

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import reduce
 from typing import Any, ClassVar, Final
+from uuid import UUID
 from weakref import WeakSet
 
 import pyspark
@@ -26,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from statelog.coordinator.admission import stale_run
 from statelog.coordinator.batch import BatchTime
-from statelog.errors import StatelogError
+from statelog.errors import ConfigurationError, ErrorKind, StatelogError
 from statelog.spark.checkpoint.logs import SOURCE_NAMES
 from statelog.storage.location import scheme_of
 
@@ -73,9 +74,23 @@ def kill_jvm() -> None:
 def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQuery:
     """The running query that a task belongs to; raises FencedError if this start of it is over."""
     query: Any = session.streams.get(query_id)
+    if query is not None and query._jsq is not None and not _is_run_id(run_id):
+        raise ConfigurationError(
+            f"A task of query {query_id} ran in the job group '{run_id}', not in the one that Spark gave the query.",
+            kind=ErrorKind.NO_BATCH_ID,
+            hint="Do not call setJobGroup in foreachBatch. addJobTag marks jobs without taking them from the query.",
+        )
     if query is None or query._jsq is None or str(query.runId) != run_id:
         raise stale_run(f"Run {run_id} of query {query_id} is over.")
     return query  # type: ignore[no-any-return]  # looked at as Any for its private parts
+
+
+def _is_run_id(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _execution(query: StreamingQuery) -> Any:

@@ -204,15 +204,21 @@ def send_at_once() -> None:
     """
     if not hasattr(socket, "TCP_QUICKACK") or not _OPEN_FILES.is_dir():
         return
-    for descriptor in os.listdir(_OPEN_FILES):
-        try:
-            connection = socket.socket(fileno=int(descriptor))
-        except OSError:
-            continue  # another kind of file
-        with suppress(OSError):  # not TCP
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.detach()
+    # If there is one, every new socket object makes its connection non-blocking, which Spark's is not made for.
+    default_s = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(None)
+    try:
+        for descriptor in os.listdir(_OPEN_FILES):
+            try:
+                connection = socket.socket(fileno=int(descriptor))
+            except OSError:
+                continue  # another kind of file
+            with suppress(OSError):  # not TCP
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.detach()
+    finally:
+        socket.setdefaulttimeout(default_s)
 
 
 class WorkerProcess:
