@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 REDACTED: Final = "\N{BULLET}\N{BULLET}\N{BULLET}"
 _CHARACTERS: Final = 80
@@ -59,6 +62,26 @@ def shown_value(value: Any) -> str:
         return f"{type(value).__name__} {REDACTED}"
     text = plain_text(" ".join(repr(value).split()))
     return f"{type(value).__name__} {text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 3] + '...'}"
+
+
+def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch; a value that Python lacks, such as a date after the year 9999, is a text."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError):
+        columns = [map(_python_value, column) for column in batch.columns]
+        return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _python_value(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return value.cast("string").as_py()
+    except NotImplementedError:
+        return "a value that Python lacks"
 
 
 # ---- Sizes and times ----

@@ -518,6 +518,8 @@ def test_looking_for_what_is_not_there_is_refused() -> None:
             harness.repeatBatch()
         with pytest.raises(ConfigurationError, match="'acking-ish' is not a step"):
             harness.crash("acking-ish")  # type: ignore[arg-type]  # misuse
+        with pytest.raises(ConfigurationError, match="'durable' is a step of the driver, and of no subtask"):
+            harness.crash(Step.DURABLE, subtask=1)
         with pytest.raises(ConfigurationError, match="operator is keyed"):
             harness.operatorState("sum")
         with pytest.raises(ConfigurationError, match="no broadcast input"):

@@ -73,7 +73,7 @@ def read_changes(
         The state; required if there are several. ``"timers"`` are the operator's timers.
     after : int, optional
         Only the changes of later batches. By default, all batches whose changes are still stored; with `with_before`,
-        all batches after the oldest retained checkpoint.
+        all batches after the oldest retained checkpoint, unless the changes of all batches are stored.
     up_to : int, datetime or str, optional
         The last batch, as in :func:`read_state`; by default the newest one.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
@@ -121,8 +121,7 @@ def read_changes(
         first = _first_batch(point, stored, checked_batch(after, "after", -1), table.with_before)
         return schema, change_rows(point, first, stored, table, wanted)
 
-    begins_anywhere = with_before and after is None
-    return open_reader(make, is_fixed=is_settled(up_to) and not begins_anywhere)
+    return open_reader(make, is_fixed=is_settled(up_to) and after is not None)
 
 
 def change_table(

@@ -129,6 +129,8 @@ class ChangeConsumer:
                 kind=ErrorKind.INVALID_OPTION,
                 hint="Pass the number of a batch, from 0, or -1 for all batches.",
             )
+        elif begins_empty_with(look.history, kept_from):
+            after = max(after, kept_from - 1)  # the query may have had batches before the operator was added
         position = self._position(look, after, self._name)
         if after > look.latest.batch:
             raise StateMissingError(

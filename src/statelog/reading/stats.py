@@ -41,15 +41,15 @@ class KeyStats:
 
     Parameters
     ----------
-    key : tuple
-        The values of its fields.
+    key : tuple or None
+        The values of its fields; None if one has no Python value, such as a date after the year 9999.
     rows : int
         Its rows: entries of a map or list, or timers.
     size_bytes : int
         Their keys, map keys and values, without compression.
     """
 
-    key: tuple[Any, ...]
+    key: tuple[Any, ...] | None
     rows: int
     size_bytes: int
 
@@ -376,7 +376,7 @@ def _scanned_keys(
         name: replace(
             by_name[name],
             # First, as it counts the last key.
-            largest_keys=tuple(KeyStats(codec.decode(one.key), one.rows, one.size_bytes) for one in sizes.largest()),
+            largest_keys=tuple(KeyStats(_decoded(codec, one.key), one.rows, one.size_bytes) for one in sizes.largest()),
             rows=sizes.rows,
             keys=sizes.keys,
             most_rows=sizes.most_rows,
@@ -385,6 +385,13 @@ def _scanned_keys(
         )
         for name, sizes in found.items()
     }
+
+
+def _decoded(codec: KeyCodec, key: bytes) -> tuple[Any, ...] | None:
+    try:
+        return codec.decode(key)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _scanned_elements(

@@ -302,6 +302,10 @@ class Harness:
         self._require_open()
         if not isinstance(step, Step):
             raise ConfigurationError(f"crash: {step!r} is not a step.", hint="Use a member of statelog.Step.")
+        if subtask is not None and step in (Step.LAST_ACK, Step.DURABLE):
+            raise ConfigurationError(
+                f"crash: '{step}' is a step of the driver, and of no subtask.", hint="Leave out subtask."
+            )
         chosen = None if parallelism is None else _checked(parallelism)
         self._batches.death = DriverDeath(driver, chosen, keepLocal)
         self._query.crash_point.arm(step, subtask)

@@ -165,7 +165,9 @@ class KeyedQuery:
             time_mode=self.time_mode,
             event_time=event_time,
             output_event_time=result_event_time(
-                output, arguments.eventTimeColumnName, has_watermark=event_time is not None
+                output,
+                arguments.eventTimeColumnName,
+                has_watermark=arguments.watermark is not None or arguments.eventTime is not None,
             ),
             states=declared.by_name(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -239,6 +240,18 @@ def test_wrong_arguments_are_named(arguments: list[str], capsys: pytest.CaptureF
 def test_a_location_without_state_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", str(tmp_path)]) == 1
     assert "holds no state" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_pipe_that_its_reader_has_closed_is_no_failure(story: Story, options: list[str]) -> None:
+    unread, pipe = os.pipe()
+    os.close(unread)
+    try:
+        command = [sys.executable, "-m", "statelog", "scan", story.location, "--state", "value", "--limit", "0"]
+        done = subprocess.run([*command, *options], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(pipe)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_times_before_the_first_checkpoint_are_named(run: Any) -> None:

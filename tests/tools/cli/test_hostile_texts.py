@@ -6,12 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import statelog
 from statelog.__main__ import main
 from statelog.shown import plain_text
-from statelog.tools.cli.shown import cell_text, show_table
+from statelog.tools.cli.shown import cell_text, show_rows, show_table
 from tests.model.engine import Engine
 from tests.reading.story import hash_of
 
@@ -86,3 +87,15 @@ def test_the_page_has_neither_markup_nor_control_characters_of_theirs(location: 
     assert re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page) == []
     assert "<b>op" not in page
     assert r"&lt;b&gt;op\x1b[31m\u202e" in page
+
+
+def test_values_that_python_lacks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """A date after the year 9999, which Spark and Arrow have."""
+    day = pa.array([3_000_000], pa.int32()).cast(pa.date32())
+    days = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), day)
+    rows = pa.RecordBatch.from_pydict({"day": day, "days": days, "n": pa.array([1])})
+    for as_json in (True, False):
+        show_rows(pa.RecordBatchReader.from_batches(rows.schema, [rows]), as_json=as_json)
+        shown = capsys.readouterr().out
+        assert re.search(r"10183-\d\d-\d\d", shown)
+        assert "a value that Python lacks" in shown

@@ -148,6 +148,7 @@ def test_prometheus_reads_counters_and_gauges_in_base_units(totals: OperatorTota
         'statelog_upload_latency_seconds_bucket{le="+Inf",operator="op",query="query"} 4.0',
         f"statelog_upload_latency_seconds_sum{labels} 90.311",
         'statelog_upload_size_bytes_bucket{le="1024",operator="op",query="query"} 1.0',
+        'statelog_upload_size_bytes_bucket{le="1048576",operator="op",query="query"} 1.0',
         "# TYPE statelog_log_bytes gauge",
         "# HELP statelog_late_rows_total Late rows read, dropped or returned in a `late_column`.",
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -189,6 +190,14 @@ def test_a_key_that_does_not_fit_is_hidden_too(query: Story) -> None:
 def test_a_wrong_location_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(statelog.ConfigurationError, match="holds no state"):
         statelog.ui(tmp_path)
+
+
+def test_the_page_answers_to_the_address_that_it_is_served_at(tmp_path: Path) -> None:
+    made = Story(tmp_path / "query")
+    made.run_batches(1, random.Random(1))
+    with statelog.ui(made.location, host="127.0.0.2", port=0) as served:
+        answer, _ = ask(served)
+        assert answer.status == 200
 
 
 # ---- The history ----

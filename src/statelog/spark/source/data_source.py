@@ -69,7 +69,8 @@ class StateSource(DataSource):
 
     ``show=changes`` is for ``spark.readStream``: the rows of :func:`read_changes`, each change once, from the batch
     after ``after`` on, by default from the oldest that is still stored. With ``with_before=true``, they also have the
-    former values, and begin by default after the oldest retained checkpoint. The changes of the newest batch come when
+    former values, and begin by default after the oldest retained checkpoint, or with the first batch while the changes
+    of all batches are stored. The changes of the newest batch come when
     the next batch has begun or, with ``with_last=true``, as soon as Spark has committed their batch; then the path must
     be a checkpointLocation. Changes that a stream has not read are kept while it runs and for ``pin_s`` seconds after,
     by default 86400, unless they take more than ``max_pin_bytes`` (1 GiB by default); ``pin_s`` must be longer than the

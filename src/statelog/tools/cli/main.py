@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import click
 
@@ -11,7 +14,21 @@ from statelog.errors import StatelogError
 from statelog.tools.cli import query_commands, state_commands
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class _Commands(click.Group):
+    """Ends as after a success if the reader of the output has closed the pipe, which click and rich consider a failure."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (BrokenPipeError, SystemExit):
+            with suppress(OSError):  # what is still buffered has no reader
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 def commands() -> None:
     """Inspect, copy, restore and repair the state of PySpark streaming queries."""
 
@@ -59,6 +76,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except BrokenPipeError:
-        return 0  # the reader has closed the pipe
     return code or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -205,12 +206,19 @@ def verify(location: str, uid: str | None, as_json: bool) -> None:
         click.get_current_context().exit(DAMAGED)
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())  # it has no name, as in many containers
+
+
 @click.command()
 @LOCATION
 @click.option("--uid", help="The operator; by default all operators of the query.")
 @AT
 @click.option("--lasts-s", type=float, help="Seconds until the pin expires; without it the pin stays.")
-@click.option("--owner", default=lambda: getpass.getuser(), show_default="your user", help="Who pins it, and why.")
+@click.option("--owner", default=lambda: _user(), show_default="your user", help="Who pins it, and why.")
 @JSON
 def pin(location: str, uid: str | None, at: At | None, lasts_s: float | None, owner: str, as_json: bool) -> None:
     """Keep a checkpoint readable."""

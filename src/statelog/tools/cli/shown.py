@@ -20,7 +20,7 @@ from rich.table import Table
 
 from statelog.clock import SystemClock
 from statelog.progress import Progress, watching
-from statelog.shown import plain_json, plain_text, size_text, time_text
+from statelog.shown import plain_json, plain_text, python_rows, size_text, time_text
 
 _WIDTH: Final = 10_000
 """The width of tables that go to a file or a pipe, where lines are not broken."""
@@ -91,7 +91,7 @@ def show_rows(rows: pa.RecordBatchReader, *, limit: int = 0, as_json: bool) -> N
     if as_json:
         with nullcontext() if sys.stdout.isatty() else shown_progress():
             for batch in batches:
-                for row in batch.to_pylist():
+                for row in python_rows(batch):
                     line = plain_json(msgspec.json.encode(row, enc_hook=str).decode())
                     sys.stdout.buffer.write(line.encode() + b"\n")
         sys.stdout.buffer.flush()
@@ -99,7 +99,7 @@ def show_rows(rows: pa.RecordBatchReader, *, limit: int = 0, as_json: bool) -> N
     cells: list[list[str]] = []
     with shown_progress():
         for batch in batches:
-            cells += [[_text(value) for value in row.values()] for row in batch.to_pylist()]
+            cells += [[_text(value) for value in row.values()] for row in python_rows(batch)]
     show_table(rows.schema.names, cells)
 
 

@@ -51,9 +51,12 @@ def ls(location: str, as_json: bool) -> None:
 @JSON
 def show(location: str, uid: str | None, as_json: bool) -> None:
     """Show the states and the checkpoints of operators."""
-    uids = [one.uid for one in list_operators(location)] if uid is None else [uid]
+    uids, is_saved = [one.uid for one in list_operators(location)], find_savepoint(location) is not None
+    if uid is not None:
+        # An operator whose state was given up may have pinned checkpoints.
+        uids = [uid] if is_saved or uid in uids else []
     states = [state for one in uids for state in list_states(location, one)]
-    checkpoints = list_checkpoints(location, uid) if find_savepoint(location) is None else []
+    checkpoints = [] if is_saved else list_checkpoints(location, uid)
     if as_json:
         write_json({"states": states, "checkpoints": checkpoints})
         return
@@ -326,8 +329,10 @@ def _largest(state: StateStats) -> list[list[str]]:
     ]
 
 
-def _key_text(key: tuple[Any, ...]) -> str:
+def _key_text(key: tuple[Any, ...] | None) -> str:
     """A key as commands take it."""
+    if key is None:
+        return "a value that Python lacks"
     if len(key) == 1:
         return "null" if key[0] is None else str(key[0])
     return msgspec.json.encode(key, enc_hook=str).decode()

@@ -146,5 +146,5 @@ def _collector(client: ModuleType, totals: Totals) -> Any:
 
 def _buckets(distribution: Distribution) -> list[tuple[str, int]]:
     """The bound of each bucket, and the number of samples up to it."""
-    bounds = [f"{bound:g}" for bound in distribution.bounds] + ["+Inf"]
+    bounds = [f"{bound:.15g}" for bound in distribution.bounds] + ["+Inf"]
     return list(zip(bounds, accumulate(distribution.counts), strict=True))

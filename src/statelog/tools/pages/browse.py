@@ -15,7 +15,7 @@ from statelog.reading.open import open_point
 from statelog.reading.point import parse_at
 from statelog.reading.read import read_state
 from statelog.runs.schema import decode_schema
-from statelog.shown import REDACTED, time_text
+from statelog.shown import REDACTED, python_rows, time_text
 from statelog.tools.pages.model import PageModel
 
 ROWS: Final = 100
@@ -100,7 +100,7 @@ def _rows(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
     for batch in reader:
         # A batch may be large: its rows become Python values a few at a time.
         for start in range(0, batch.num_rows, ROWS):
-            yield from batch.slice(start, ROWS).to_pylist()
+            yield from python_rows(batch.slice(start, ROWS))
 
 
 def _as_found(schema: pa.Schema, rows: list[tuple[str, ...]], *, has_more: bool) -> Found:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 from urllib.parse import parse_qs
 
 from waitress.server import create_server
@@ -25,10 +25,6 @@ from statelog.tools.pages.model import PageModel, read_page
 from statelog.tools.pages.render import browse_html, checkpoints_html, content_policy, error_html, render
 from statelog.tools.pages.savepoint_list import SavepointFolders
 
-if TYPE_CHECKING:
-    pass
-
-
 _FRESH_S: Final = 5.0
 """So long the stored files are not read again, at least."""
 _REST: Final = 20.0
@@ -38,6 +34,7 @@ _LAST_PORT: Final = 65_535
 _THREADS: Final = 4
 _CLOSE_S: Final = 10.0
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""The names by which callers of this host may call it, besides the one that the user has chosen."""
 
 _Environment = Mapping[str, Any]
 _Respond = Callable[[str, list[tuple[str, str]]], Any]
@@ -56,6 +53,8 @@ class App:
         What a caller must know; None for callers of this host.
     redacts : bool
         Whether keys and values are not shown, not even a key that was typed.
+    host : str
+        The address that is served.
     """
 
     def __init__(
@@ -66,9 +65,11 @@ class App:
         token: str | None,
         redacts: bool,
         clock: Clock,
+        host: str = "localhost",
     ) -> None:
         self._look = look
         self._savepoints = savepoints
+        self._names = {*_LOOPBACK_NAMES, f"[{host}]" if ":" in host else host}
         self._token = token
         self._cookie = "" if token is None else f"statelog_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
         self._redacts = redacts
@@ -94,7 +95,7 @@ class App:
 
     def _answer(self, environment: _Environment) -> tuple[HTTPStatus, list[tuple[str, str]], str]:
         method, path = environment["REQUEST_METHOD"], environment.get("PATH_INFO", "/")
-        if self._token is None and _host_of(environment.get("HTTP_HOST", "")) not in _LOOPBACK_NAMES:
+        if self._token is None and _host_of(environment.get("HTTP_HOST", "")) not in self._names:
             # Another site's name may lead to this host; a browser then sends that name.
             return HTTPStatus.FORBIDDEN, [], error_html("This page is served to this host by its own name only.")
         if self._token is not None and not self._is_known(environment):
@@ -235,7 +236,7 @@ def serve(
 ) -> PageServer:
     """Serve the page, with a token unless `host` is this host alone; raises the errors of :func:`read_page`."""
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
-    app = App(look, savepoints, token=token, redacts=redact_keys, clock=SystemClock())
+    app = App(look, savepoints, token=token, redacts=redact_keys, clock=SystemClock(), host=host)
     app.read()  # a wrong location is reported here, and not in a browser
     return PageServer(app, host, port, token)
 

@@ -25,8 +25,8 @@ _HEIGHT: Final = 640
 def require_extra() -> None:
     """Raise ConfigurationError if a package of the page is not installed."""
     try:
-        import jinja2  # noqa: F401
-        import waitress  # noqa: F401
+        import jinja2  # noqa: F401 -- only whether it is there
+        import waitress  # noqa: F401 -- likewise
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"The checkpoint page needs {error.name}, which is not installed.",
