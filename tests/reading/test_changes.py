@@ -11,11 +11,14 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, StateMissingError
+from statelog.reading.consumer import ChangeConsumer
+from statelog.reading.open import open_logged
 from statelog.storage import LocalStore
 from statelog.testing.faults import FaultStore
 from tests.reading.changes_support import Rows, replayed
 from tests.reading.pins_support import Stop
 from tests.reading.story import KEYS, STATES, Story, list_rows, map_rows, random_commands, rows, value_rows
+from tests.stored_query import StoredQuery
 
 
 @pytest.fixture(scope="module", params=["inline", "objects", "materialized"])
@@ -163,3 +166,13 @@ def test_without_a_changelog_there_are_no_changes(tmp_path: Path) -> None:
 def test_what_is_no_batch_is_refused(story: Story, after: Any) -> None:
     with pytest.raises(statelog.ConfigurationError, match="^after is .* Hint: It must be a whole number"):
         statelog.read_changes(story.location, state="value", after=after)
+
+
+@pytest.mark.parametrize("after", [None, -1, 1, 2])
+def test_the_changes_of_an_operator_that_was_added_begin_with_it(tmp_path: Path, after: int | None) -> None:
+    query = StoredQuery(tmp_path / "query").run(["a"], range(3)).run(["a", "b"], range(3, 6))
+    found = statelog.read_changes(query.location, "b", state="list", after=after).read_all()
+    assert set(found["batch"].to_pylist()) == {3, 4, 5}
+    point = open_logged(query.location, "b", None)
+    consumer = ChangeConsumer(query.location, point, "list", pin_s=60, max_bytes=1 << 20)
+    assert consumer.first(after).batch == 2

@@ -129,12 +129,6 @@ def test_the_changes_of_another_state_of_the_name_are_not_its_own() -> None:
             differences(harness, 0, 2, "x")
 
 
-def test_changes_begin_with_an_operator_that_was_added_later() -> None:
-    with visits(Visits()) as harness:
-        harness.push([("a", 1)], processingTimeMs=10)
-        assert changes(harness, "old", after=-1) == changes(harness, "old")
-
-
 def test_timers_are_read_by_key_and_time() -> None:
     with visits(Reminders()) as harness:
         harness.push([("a", 1), ("b", 2)], processingTimeMs=10)

@@ -15,7 +15,7 @@ from statelog.tools.cli import query_commands, state_commands
 
 
 class _Commands(click.Group):
-    """Ends as after a success if the reader of the output has closed the pipe, which click and rich consider a failure."""
+    """Succeeds if the reader of the output closes the pipe, which is a failure for click and rich."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
