@@ -28,10 +28,13 @@ from statelog.queries.load import RestoreTarget, restore_operators
 from statelog.queries.save import save_operator
 from statelog.reading.rows import one_by_one
 from statelog.reading.savepoint import SavedOperator
+from statelog.runs.byte_slices import Budget
 from statelog.runs.schema import StateSchema
 from statelog.runs.times import NO_TIME_MS, Ttl
 from statelog.storage import LocalStore
 from statelog.testing import Harness
+from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
 from statelog.testing.query import ManualClock
 from statelog.testing.rows import read_schema
 from statelog.windows.build import WindowDefinition, WindowPlan
@@ -339,6 +342,21 @@ def test_shorter_windows_are_put_together_from_the_panes_that_are_there() -> Non
         assert [tuple(row)[3] for row in harness.advanceWatermark(10)] == [5]
         harness.restart(processor=plan_of(TumblingWindows(10), "reduce").operator)
         assert [tuple(row)[3] for row in harness.advanceWatermark(100)] == [12, 27, 44]
+        assert (harness.map("window.panes", "a"), harness.timers("a")) == ({}, [])
+
+
+@pytest.mark.parametrize("prefetch_entries", [Budget().prefetch_entries, 1])
+def test_shorter_windows_that_end_one_after_the_other_are_all_returned(prefetch_entries: int) -> None:
+    """The panes of overlapping windows share a timer; those of windows that do not overlap each need one."""
+    with window_harness(SlidingWindows(30, 10), "reduce", eventTime="time") as harness:
+        harness.push([("a", instant(time), time) for time in (5, 12, 27, 44)])
+        assert [tuple(row)[3] for row in harness.advanceWatermark(10)] == [5]
+        harness.restart(processor=plan_of(TumblingWindows(10), "reduce").operator)
+        query = parts_of(harness).query
+        assert isinstance(query.operator, LocalKeyedOperator)
+        query.operator = query.operator.with_budget(Budget(prefetch_entries=prefetch_entries))
+        for watermark_ms, totals in ((20, [12]), (30, [27]), (40, []), (50, [44])):
+            assert [tuple(row)[3] for row in harness.advanceWatermark(watermark_ms)] == totals
         assert (harness.map("window.panes", "a"), harness.timers("a")) == ({}, [])
 
 

@@ -224,6 +224,25 @@ def test_nested_values_are_collected() -> None:
     assert _aggregate("struct<a:int>", [[{"a": 1}], [{"a": 2}]], statelog.Last("value")) == ((2,),)
 
 
+@pytest.mark.parametrize(
+    "windows", [statelog.TumblingWindows(10), statelog.SessionWindows(5), statelog.CountWindows(3)]
+)
+def test_structs_in_a_time_zone_are_added_to_those_that_are_stored(windows: Any) -> None:
+    schema, zone = "user string, time timestamp, n int, visit struct<at:timestamp>", "America/New_York"
+    is_counted = isinstance(windows, statelog.CountWindows)
+    mode: dict[str, Any] = {"time_mode": TimeMode.NONE, "time_column": None} if is_counted else {}
+    more: dict[str, Any] = {} if is_counted else {"eventTime": "time"}
+    aggregates = [statelog.First("visit", by="n"), statelog.Last("visit"), statelog.Collect("visit")]
+    plan = replace(definition(windows, schema, **mode), zone=zone).aggregated(aggregates)
+    arguments: dict[str, Any] = {"keys": ["user"], "timeMode": plan.time_mode, "sessionTimeZone": zone, **more}
+    times = [instant(at) for at in (1, 2, 3)]
+    with Harness(plan.operator, input=schema, output=plan.output, **arguments) as harness:
+        found = [row for n, at in enumerate(times) for row in harness.push([("a", at, n, {"at": at})])]
+        found += [] if is_counted else harness.advanceWatermark(100)
+    visits = [(at,) for at in _local(times)]
+    assert [tuple(row[-3:]) for row in found] == [(visits[0], visits[2], visits)]
+
+
 def test_nan_is_the_greatest_number_and_one_value() -> None:
     values = [[1.0, math.nan], [math.nan, -1.0]]
     least, greatest, distinct, total = _aggregate(

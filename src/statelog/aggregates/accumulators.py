@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ from statelog.aggregates.functions import (
     Quantiles,
     stored_type,
 )
-from statelog.aggregates.groups import Groups, stored_column, stored_name, to_given
+from statelog.aggregates.groups import Groups, in_types, stored_column, stored_name, to_given
 from statelog.aggregates.kernels import MAX_PRECISION, Columns, Kernel
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
@@ -111,6 +112,10 @@ class Accumulators:
         """Whether the last digits of a value depend on the order in which rows are added."""
         return any(part.kernel.adds_floats for part in self._parts)
 
+    @cached_property
+    def _types(self) -> list[pa.DataType]:
+        return held_types(self.schema)
+
     def lift(self, rows: pa.RecordBatch, times: pa.Array) -> Columns:
         """The accumulator of each row; `times`, int64, order them where no column does."""
         held: Columns = []
@@ -118,7 +123,7 @@ class Accumulators:
             column = times if part.column is None else stored_column(rows.column(part.column))
             by = times if part.by is None else stored_column(rows.column(part.by))
             held += part.kernel.lift(column, by)
-        return held
+        return in_types(held, self._types)
 
     def reduce(self, held: Columns, groups: Groups) -> Columns:
         """Merge the accumulators of each group; a group without any gets nulls, or zeros."""
@@ -127,6 +132,11 @@ class Accumulators:
     def results(self, held: Columns) -> Results:
         """The aggregates' values of accumulators."""
         return Results([to_given(part.kernel.result(held[part.fields]), part.result) for part in self._parts])
+
+
+def held_types(schema: StructType) -> list[pa.DataType]:
+    """The Arrow types of the fields of a row of state."""
+    return [arrow_type(field.dataType, field.name) for field in schema]
 
 
 def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType, *, ansi: bool) -> Accumulators:

@@ -95,15 +95,21 @@ def plan_aggregates(
     return _planned(definition, "agg", accumulators, completion, settings, combine=combine)
 
 
-def plan_latest(definition: KeyedDefinition, by: str, ttl: Duration | Ttl | None, *, combine: bool) -> KeyedPlan:
-    """Plan the newest row of each key; raises ConfigurationError like :func:`plan_aggregates`."""
+def plan_latest(
+    definition: KeyedDefinition, by: str, ttl: Duration | Ttl | None, *, combine: bool, drops_late: bool = False
+) -> KeyedPlan:
+    """Plan the newest row of each key; raises ConfigurationError like :func:`plan_aggregates`.
+
+    `drops_late` says whether late rows are dropped, because a row that is returned for them would be late, too.
+    """
     place = _ordering_column(definition, "latest", by)
     others = definition.others
     rows = StructType([definition.schema[index] for index in others])
     reduction = LatestRow(_plain(rows), others, others.index(place))
     completion = _completion(definition, "latest", "update", ttl)
     settings = {"results": "newest rows", "aggregate latest": definition.schema.names[place]}
-    return _planned(definition, "latest", reduction, completion, settings, combine=combine)
+    plan = _planned(definition, "latest", reduction, completion, settings, combine=combine)
+    return _without_late_rows(plan) if drops_late and definition.is_streaming else plan
 
 
 def plan_top(
@@ -122,8 +128,13 @@ def plan_top(
     return _planned(definition, "top", reduction, completion, settings, combine=combine)
 
 
-def plan_deduplication(definition: KeyedDefinition, ttl: Duration | Ttl | None, delay_ms: int | None) -> KeyedPlan:
-    """Plan the first row of each key; `delay_ms` is that of the watermark within which it is the only one."""
+def plan_deduplication(
+    definition: KeyedDefinition, ttl: Duration | Ttl | None, delay_ms: int | None, *, drops_late: bool = False
+) -> KeyedPlan:
+    """Plan the first row of each key; `delay_ms` is that of the watermark within which it is the only one.
+
+    `drops_late` is that of :func:`plan_latest`; within the watermark, late rows are always dropped.
+    """
     if delay_ms is not None and ttl is not None:
         raise ConfigurationError("dedup: with within_watermark, the ttl is the watermark's delay.", hint="Omit ttl.")
     lifetime = _lifetime(definition, "dedup", Ttl(max(1, delay_ms), "event") if delay_ms is not None else ttl)
@@ -133,7 +144,17 @@ def plan_deduplication(definition: KeyedDefinition, ttl: Duration | Ttl | None, 
     is_event_time = lifetime is not None and lifetime.domain is TimeDomain.EVENT
     output = _plain(definition.schema)
     operator = Deduplicate(output, lifetime, codecs, lives_by_late_rows=is_event_time)
-    return KeyedPlan(operator, output, TimeMode.EVENT_TIME if is_event_time else TimeMode.NONE)
+    plan = KeyedPlan(operator, output, TimeMode.EVENT_TIME if is_event_time else TimeMode.NONE)
+    return _without_late_rows(plan) if drops_late and definition.is_streaming else plan
+
+
+def _without_late_rows(plan: KeyedPlan) -> KeyedPlan:
+    """The plan in event time, so that late rows are dropped before the operator sees them."""
+    codecs: ColumnCodecs = plan.operator.codecs
+    # The state of an operator without timers does not depend on this: a later start may keep late rows again.
+    settings: dict[str, int | str] = {"timeMode": str(plan.time_mode), **codecs.settings}
+    plan.operator.codecs = replace(codecs, settings=settings, drops_late=True)
+    return replace(plan, time_mode=TimeMode.EVENT_TIME)
 
 
 def _planned(

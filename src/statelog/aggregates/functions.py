@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -88,7 +88,7 @@ class Aggregate(ABC):
     """
 
     column: str | None
-    name: str = ""
+    name: str = field(default="", kw_only=True)
 
     def alias(self, name: str) -> Self:
         """The same aggregate with another name for its output column."""
@@ -170,7 +170,6 @@ class Count(Aggregate):
     """Number of rows, or of the values of a column that are not null."""
 
     column: str | None = None
-    name: str = ""
 
     def __str__(self) -> str:
         return "count" if self.column is None else f"count({self.column})"
@@ -220,7 +219,7 @@ class Mean(Aggregate):
 class Variance(Aggregate):
     """Variance of the values, of a sample unless `population` is set; null if there are too few."""
 
-    population: bool = False
+    population: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"var_{'pop' if self.population else 'samp'}({self.column})"
@@ -387,9 +386,9 @@ class Quantiles(Aggregate):
     compression: int = DEFAULT_COMPRESSION
 
     def __init__(
-        self, column: str | None, fractions: Sequence[float], name: str = "", *, compression: int = DEFAULT_COMPRESSION
+        self, column: str | None, fractions: Sequence[float], *, name: str = "", compression: int = DEFAULT_COMPRESSION
     ) -> None:
-        super().__init__(column, name)
+        super().__init__(column, name=name)
         is_sequence = isinstance(fractions, Sequence) and not isinstance(fractions, str)
         object.__setattr__(self, "fractions", tuple(fractions) if is_sequence else fractions)
         object.__setattr__(self, "compression", compression)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -77,11 +78,21 @@ def stored_name(name: str, suffix: str) -> str:
     return f"{own}.{suffix}" if suffix else own
 
 
+def in_types(columns: Iterable[pa.Array], kinds: Iterable[pa.DataType]) -> list[pa.Array]:
+    """Columns in the types that the state has them in.
+
+    Spark's differ where they have times in the session's zone, fields that are never null, or large strings.
+    """
+    return [column if column.type == kind else column.cast(kind) for column, kind in zip(columns, kinds, strict=True)]
+
+
 def stored_arrow_type(kind: pa.DataType) -> pa.DataType:
     """The Arrow type of the stored form: timestamps, also those in arrays, are numbers."""
     if pa.types.is_timestamp(kind):
         return pa.int64()
-    return pa.list_(stored_arrow_type(kind.value_type)) if pa.types.is_list(kind) else kind
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(stored_arrow_type(kind.value_type)))
+    return kind
 
 
 def stored_column(column: pa.Array) -> pa.Array:
@@ -109,4 +120,6 @@ def as_doubles(column: pa.Array) -> pa.Array:
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
-    return pa.list_(_in_microseconds(kind.value_type)) if pa.types.is_list(kind) else kind
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    return kind

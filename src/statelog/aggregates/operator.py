@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from statelog.aggregates.accumulators import Reduction
-from statelog.aggregates.groups import Groups, stored_name
+from statelog.aggregates.accumulators import Reduction, held_types
+from statelog.aggregates.groups import Groups, in_types, stored_name
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
 from statelog.convert.codecs import ColumnCodecs
@@ -162,10 +163,13 @@ class KeyedAggregates:
 
     # ---- Parts ----
 
+    @cached_property
+    def _types(self) -> list[pa.DataType]:
+        return held_types(self._reduction.schema)
+
     def _lifted(self, rows: pa.RecordBatch) -> Columns:
         if self._takes_partials:
-            held: Columns = rows.columns[-len(self._reduction.schema) :]
-            return held
+            return in_types(rows.columns[-len(self._types) :], self._types)
         return self._reduction.lift(rows, pa.array(np.zeros(rows.num_rows, np.int64)))
 
     def _keys_of(self, rows: IndexedRows) -> Columns:
@@ -190,7 +194,9 @@ class KeyedAggregates:
         last: Int64s = stored[0].fill_null(NO_TIME_MS).to_numpy()
         if self._completion.has_timers:
             last = np.maximum(last, moment.now_ms(ttl.domain))
-        return last if chunk.newest_ms is None else np.maximum(last, chunk.newest_ms)
+        if chunk.newest_ms is not None and ttl.domain is TimeDomain.EVENT:
+            last = np.maximum(last, chunk.newest_ms)
+        return last
 
     def _register(self, keys: Columns, is_new: npt.NDArray[np.bool_], last: Int64s | None) -> None:
         completion = self._completion

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, BooleanType, LongType, StructField, StructType
 
-from statelog.aggregates.accumulators import Results
-from statelog.aggregates.groups import Groups
+from statelog.aggregates.accumulators import Results, held_types
+from statelog.aggregates.groups import Groups, in_types
 from statelog.aggregates.kernels import Columns, FirstLastKernel
 from statelog.aggregates.list_kernels import MAX_LIST_BYTES, TopKernel
 from statelog.convert.codecs import ColumnCodecs
@@ -147,7 +147,4 @@ class Deduplicate:
 
 def _stored(rows: pa.RecordBatch, places: Iterable[int], schema: StructType) -> Columns:
     """Columns of the input in storage types."""
-    return [
-        rows.column(place).cast(arrow_type(field.dataType, field.name))
-        for place, field in zip(places, schema, strict=True)
-    ]
+    return in_types([rows.column(place) for place in places], held_types(schema))

@@ -219,7 +219,7 @@ class TimeWindows(Windows):
         self._contents.clear(emptied)
         self._remove(owners[is_removed], panes[is_removed])
         oldest = _first_of_each(owners, panes, is_open)
-        coming = _NONE if grid.are_windows else _first_of_each(owners, panes, panes >= grid.first_open(times.now_ms))
+        coming = _first_of_each(owners, panes, panes >= grid.first_open(times.now_ms))
         self._schedule(oldest, coming, times.now_ms)
 
     def _remove(self, owners: Int64s, panes: Int64s) -> None:
@@ -232,6 +232,7 @@ class TimeWindows(Windows):
         """Do the same for a key with many panes, of which only the closed ones are read."""
         grid, panes = self._grid, self._panes
         first_open = grid.first_open(times.closed_now_ms)
+        coming = self._first_from(owner, grid.first_open(times.now_ms))  # first, as its page has just been read
         closed = [page.times_ms for page in panes.pages(owner, end_ms=first_open)]
         oldest = self._first_from(owner, first_open)
         if not len(oldest[0]):
@@ -240,7 +241,6 @@ class TimeWindows(Windows):
             return
         for times_ms in closed:
             self._remove(np.full(len(times_ms), owner), times_ms)
-        coming = _NONE if grid.are_windows else self._first_from(owner, grid.first_open(times.now_ms))
         self._schedule(oldest, coming, times.now_ms)
 
     def _first_from(self, owner: int, start_ms: int) -> _Panes:
@@ -252,9 +252,9 @@ class TimeWindows(Windows):
     def _schedule(self, oldest: _Panes, coming: _Panes, now_ms: int) -> None:
         """Register the timers that keys need besides those that their panes have had from the beginning.
 
-        Panes are closed one after the other, so a timer for the oldest one is enough for their removal. If windows do
-        not overlap, each has had a timer for its end; otherwise the next end is that of the first pane with one, the
-        coming one.
+        Panes are closed one after the other, so a timer for the oldest one is enough for their removal. The next end is
+        that of the first pane with one, the coming one. If windows do not overlap, it usually has a timer already, but
+        not if an earlier start stored it, with longer windows that did.
         """
         is_over = self._grid.last_end_of(oldest[1]) <= now_ms
         owners = np.concatenate([oldest[0][is_over], coming[0]])
