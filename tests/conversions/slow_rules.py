@@ -55,9 +55,12 @@ def stored(kind: DataType, value: Any, *, nan_is_null: bool = False) -> Any:
         elements = list(_elements(value))
         return elements if _is_exact(kind.elementType, elements) else list(map(of(kind.elementType), elements))
     if isinstance(kind, MapType):
-        found = {of(kind.keyType)(key): of(kind.valueType)(item) for key, item in _entries(value)}
+        entries = _entries(value)
+        found = {of(kind.keyType)(key): of(kind.valueType)(item) for key, item in entries}
         if None in found:
             raise ValueError("one of its keys is null")
+        if len(found) < len(entries):
+            raise ValueError("two of its keys become one")
         return found
     if isinstance(kind, StructType):
         return _struct(kind, value, of)

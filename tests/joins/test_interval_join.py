@@ -307,6 +307,20 @@ def test_waiting_rows_go_by_the_timeout_of_the_newest_start() -> None:
         assert _push_at(harness, "left", 9003) == [(1, None)]
 
 
+def test_rows_that_a_smaller_bound_has_made_due_are_returned_after_others_of_their_key_have_timed_out() -> None:
+    """The timeout registers the key's next timer anew, at a time that the watermark has passed."""
+    with join_harness(join_plan("left", 0, 1000, timeout=100)) as harness:
+        assert _push_at(harness, "left", 0, (A, "a", 100, 1)) == []
+        assert _push_at(harness, "left", 50, (A, "a", 101, 2), (A, "y", 500, 3), (B, "z", 500, 4)) == []
+        harness.restart(processor=join_plan("left", 0, 10, timeout=100).operator)
+        with_budget(harness, Budget(prefetch_entries=1))
+        assert _push_at(harness, "left", 100) == [(1, None)]
+        assert harness.watermarkMs == 500
+        assert list(harness.timers("a")) == [111]
+        assert _push_at(harness, "left", 101) == [(2, None)]
+        assert not harness.timers("a")
+
+
 def test_each_side_has_a_delay_of_its_own() -> None:
     with join_harness(join_plan("left", 0, 0), delays_ms=(5, 50)) as harness:
         _push(harness, "left", (A, "a", 100, 1), (B, "z", 140, 2))

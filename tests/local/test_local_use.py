@@ -28,6 +28,8 @@ from statelog.local.use import (
     subtask_directory,
 )
 from statelog.runs.digests import checksum
+from statelog.runs.merge import Garbage
+from statelog.runs.times import Moment
 from statelog.runs.writer import encode_run
 from statelog.tasks.attempt import WorkerMemory
 from statelog.testing.query import ManualClock
@@ -375,15 +377,15 @@ def test_the_files_of_queries_that_have_not_run_here_for_a_week_are_removed(tmp_
 
 def test_a_worker_forgets_the_tables_of_subtasks_that_have_moved_away(tmp_path: Path) -> None:
     policy = MergePolicy(slice_rows=7)
-    memory = WorkerMemory(policy)
+    memory, garbage = WorkerMemory(policy), Garbage(Moment(0, 0), {})
     first, second = (tmp_path / "operator" / "2" / str(subtask) for subtask in range(2))
     local = memory.local.at(first, 0)
     assert local.policy is policy
-    table = memory.tables.at(local, [], EDGE.before)
+    table = memory.tables.at(local, [], EDGE.before, garbage)
     memory.local.at(second, SPARE_BATCHES)
-    assert memory.tables.at(local, [], EDGE.before) is table
+    assert memory.tables.at(local, [], EDGE.before, garbage) is table
     memory.local.at(second, 1 + SPARE_BATCHES)
-    assert memory.tables.at(local, [], EDGE.before) is not table
+    assert memory.tables.at(local, [], EDGE.before, garbage) is not table
 
 
 def test_snapshots_that_other_attempts_write_are_left_alone(tmp_path: Path) -> None:

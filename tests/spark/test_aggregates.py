@@ -180,6 +180,20 @@ def test_a_stream_by_time_returns_what_spark_returns(spark: SparkSession, tmp_pa
     assert expected
 
 
+@pytest.mark.parametrize("mode", ["update", "append"])
+def test_a_stream_by_a_window_of_spark_returns_what_spark_returns(
+    spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    """Both the window and the time in front of it, of which it is made, have the watermark."""
+    add_json(tmp_path / "input", [_events(batch) for batch in range(3)])
+    stream = _stream(spark, tmp_path).withColumn("w", F.window("time", "20 seconds"))
+    own = statelog.key_by(stream, "user", "w", parallelism=2).agg(rows=statelog.Count(), outputMode=mode)
+    found = _run(own, tmp_path / "own", mode)
+    expected = _run(stream.groupBy("user", "w").agg(F.count("*").alias("rows")), tmp_path / "spark", mode)
+    assert [Counter(map(tuple, rows)) for rows in found] == [Counter(map(tuple, rows)) for rows in expected]
+    assert expected
+
+
 def test_a_key_is_returned_once_when_its_time_is_over(spark: SparkSession, tmp_path: Path) -> None:
     add_json(tmp_path / "input", [_events(batch) for batch in range(4)])
     own = statelog.key_by(_stream(spark, tmp_path), "user", parallelism=2).agg(

@@ -310,6 +310,10 @@ def test_mistakes_are_told_before_the_query_starts(spark: SparkSession, tmp_path
             ),
             "parallelism is 0",
         ),
+        (
+            lambda: marked.window(minute, allowed_lateness=1).agg(statelog.Count(), eventTimeColumnName="window_end"),
+            "allowed_lateness of 1 ms, and eventTimeColumnName is 'window_end'.*would be late.*Omit allowed_lateness",
+        ),
         (lambda: statelog.late(stream, "late"), "no column 'late' of late rows"),
     ]
     for act, message in mistakes:

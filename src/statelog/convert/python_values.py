@@ -423,6 +423,8 @@ def _entries(of_key: Convert, of_value: Convert) -> Convert:
         converted = {of_key(key): of_value(item) for key, item in pairs}
         if None in converted:
             raise ValueError("one of its keys is null")
+        if len(converted) < len(pairs):
+            raise ValueError("two of its keys become one")
         return converted
 
     return convert

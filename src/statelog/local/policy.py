@@ -51,7 +51,7 @@ class MergePolicy:
     table_chunk_rows: int = 16_384
     """Rows that are added to a RocksDB table between two checks of the deadline."""
     expiry_rows: int = 1000
-    """The fewest rows of a RocksDB table that are checked for expiry when it is opened."""
+    """The fewest rows of a table in RocksDB or in memory that are checked for expiry before a batch."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

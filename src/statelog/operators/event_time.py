@@ -60,7 +60,8 @@ class EventTime:
                 f"an output row has event time {oldest // US_PER_MS} ms in column"
                 f" '{rows.schema.names[self.column]}', which is late: the watermark is {watermark_ms} ms.",
                 kind=ErrorKind.OUTPUT_MISMATCH,
-                hint="Return rows whose event time is after the watermark of the batch before.",
+                hint="Return rows whose event time is after the watermark of the batch before. If a ready-made operator"
+                " returned this row, omit its eventTimeColumnName.",
             )
 
     def largest_ms(self, rows: pa.RecordBatch, processing_ms: int) -> list[int | None]:

@@ -145,7 +145,8 @@ class Ttl:
     time : {"processing", "event"}
         The clock that counts. In processing time an entry lives until the batch's time reaches its last write plus the
         duration. In event time it lives until the watermark reaches the event time of its last write plus the duration.
-        The event time of a write is the newest of the rows being handled, or the time of the timer.
+        The event time of a write is the newest of the key's rows in the batch, or the time of the timer, but not
+        before the watermark.
     renew_on_read : bool
         Whether reading an entry counts as writing it.
 

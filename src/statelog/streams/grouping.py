@@ -17,7 +17,14 @@ from statelog.runs.keys import KeyCodec
 from statelog.runs.times import Watermark
 from statelog.spark.driver.internals import selected_column
 from statelog.spark.plan.checks import is_ansi, is_case_sensitive
-from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, StepOf, apply_keyed
+from statelog.spark.plan.keyed_plan import (
+    WATERMARK_DELAY,
+    KeyedFrame,
+    SparkArguments,
+    StepOf,
+    apply_keyed,
+    watermark_column,
+)
 from statelog.spark.plan.plan import StatelogArguments
 
 
@@ -68,11 +75,14 @@ class KeyedInput:
     def definition(self) -> KeyedDefinition:
         """What ready-made operators are planned from."""
         frame, session, watermark = self.frame, self.frame.df.sparkSession, self.own.watermark
+        schema = frame.df.schema
+        marked = watermark_column(schema, frame.columns)
+        marked_name = None if marked is None else schema.names[marked]
         return KeyedDefinition(
-            schema=frame.df.schema,
+            schema=schema,
             keys=frame.key_columns,
             key_schema=frame.key_schema,
-            event_time=next(iter(marked_columns(frame.df)), None) if watermark is None else watermark.column,
+            event_time=marked_name if watermark is None else watermark.column,
             is_streaming=frame.df.isStreaming,
             ansi=is_ansi(session),
             is_case_sensitive=is_case_sensitive(session),

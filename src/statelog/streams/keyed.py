@@ -261,7 +261,7 @@ class KeyedStream:
             Whether keys are remembered for the watermark's delay in event time, and late rows dropped, like
             ``dropDuplicatesWithinWatermark``.
         eventTimeColumnName
-            As in :meth:`transformWithState`.
+            As in :meth:`transformWithState`; late rows are then dropped and counted.
 
         Returns
         -------
@@ -273,8 +273,8 @@ class KeyedStream:
         ConfigurationError
             If the arguments cannot be combined.
         """
-        delay_ms = dedup_delay_ms(self._keyed.frame.df, self._keyed.own.watermark) if within_watermark else None
-        plan = plan_deduplication(self._keyed.definition, ttl, delay_ms)
+        delay_ms = dedup_delay_ms(self._keyed.frame, self._keyed.own.watermark) if within_watermark else None
+        plan = plan_deduplication(self._keyed.definition, ttl, delay_ms, drops_late=bool(eventTimeColumnName))
         return self._keyed.apply_planned(plan, "append", eventTimeColumnName)
 
     def latest(
@@ -294,7 +294,7 @@ class KeyedStream:
         ttl : int, timedelta, str or Ttl, optional
             A key is forgotten this many milliseconds after its last row.
         combine, eventTimeColumnName
-            As in :meth:`agg`.
+            As in :meth:`agg` and :meth:`dedup`.
 
         Returns
         -------
@@ -306,7 +306,7 @@ class KeyedStream:
         ConfigurationError
             If there is no such column, or its values have no order.
         """
-        plan = plan_latest(self._keyed.definition, by, ttl, combine=combine)
+        plan = plan_latest(self._keyed.definition, by, ttl, combine=combine, drops_late=bool(eventTimeColumnName))
         return self._keyed.apply_planned(plan, "update", eventTimeColumnName)
 
     def top(

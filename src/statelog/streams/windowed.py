@@ -17,7 +17,7 @@ from statelog.operators.keyed.cursor import Row
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.runs.times import Watermark
 from statelog.spark.plan.checks import is_ansi, is_case_sensitive
-from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, SparkArguments
+from statelog.spark.plan.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, watermark_column
 from statelog.streams.grouping import KeyedInput, marked_columns
 from statelog.windows.assigners import CountWindows, WindowAssigner
 from statelog.windows.build import WindowDefinition, WindowPlan
@@ -149,10 +149,19 @@ class WindowedStream:
             If a type is not supported.
         """
         plan = self._definition.processed(window_processor, outputStructType)
-        return self._build(plan, eventTimeColumnName)
+        return self._apply(plan, eventTimeColumnName)
 
     def _build(self, plan: WindowPlan, event_time_column: str) -> DataFrame:
-        # The operator gets groups of rows.
+        lateness_ms = self._definition.allowed_lateness_ms
+        if event_time_column and lateness_ms:
+            raise ConfigurationError(
+                f"The windows have an allowed_lateness of {lateness_ms} ms, and eventTimeColumnName is"
+                f" {event_time_column!r}: a result that late rows have changed would be late for the next operator.",
+                hint="Omit allowed_lateness or eventTimeColumnName. With late_column, late rows are returned instead.",
+            )
+        return self._apply(plan, event_time_column)
+
+    def _apply(self, plan: WindowPlan, event_time_column: str) -> DataFrame:
         arguments = SparkArguments(plan.operator, plan.output, "append", plan.time_mode, event_time_column)
         return self._keyed.apply(arguments, plan.operator.codecs)
 
@@ -238,17 +247,18 @@ def _late_column(df: DataFrame, name: str) -> Any:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def dedup_delay_ms(df: DataFrame, watermark: Watermark | None) -> int:
+def dedup_delay_ms(frame: KeyedFrame, watermark: Watermark | None) -> int:
     """The delay of the watermark within which `dedup` finds copies; raises ConfigurationError if there is none."""
     if watermark is not None:
         return watermark.delay_ms
-    marked = next(iter(marked_columns(df)), None)
+    schema = frame.df.schema
+    marked = watermark_column(schema, frame.columns)
     if marked is None:
         raise ConfigurationError(
             "dedup: within_watermark needs a watermark, but the input has none.",
             hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass it watermark=.",
         )
-    return int(df.schema[marked].metadata[WATERMARK_DELAY])
+    return int(schema[marked].metadata[WATERMARK_DELAY])
 
 
 def windowed(

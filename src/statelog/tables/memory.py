@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,8 @@ import pyarrow as pa
 from statelog.runs.byte_slices import BUDGET, Pace, in_parts, to_array
 from statelog.runs.evolution import project
 from statelog.runs.reader import Run
-from statelog.runs.schema import VALUE_COLUMN, Operation, StateDescriptor
+from statelog.runs.schema import VALUE_COLUMN, Operation, StateDescriptor, TimeDomain, is_deleted
+from statelog.runs.times import Moment
 from statelog.tables.table import (
     EntryCounts,
     EntryPage,
@@ -52,11 +53,16 @@ class MemoryTable(StateTable):
     def __init__(self) -> None:
         self._states: dict[str, dict[bytes, _Key]] = {}
         self._descriptors: list[StateDescriptor] = []
+        self._expires_by: dict[str, TimeDomain | None] = {}
+        """The clock that a state's rows expire by, from its newest description."""
+        self._unchecked = _mortal_rows(self._states, self._expires_by)
+        """The rows that :meth:`drop_expired` checks next."""
 
     def apply(self, runs: Sequence[Run]) -> None:
         for run in runs:
             for name, section in run.sections.items():
                 keys = self._states.setdefault(name, {})
+                self._expires_by[name] = section.state.expires_by
                 # One object for all equal descriptors, so that rows with equal descriptions are recognized by it.
                 if section.state not in self._descriptors:
                     self._descriptors.append(section.state)
@@ -66,7 +72,8 @@ class MemoryTable(StateTable):
 
     def branch(self, run: Run) -> MemoryTable:
         branched = MemoryTable()
-        branched._states = dict(self._states)
+        branched._states.update(self._states)
+        branched._expires_by.update(self._expires_by)
         branched._descriptors = self._descriptors
         for name, section in run.sections.items():
             keys = dict(self._states.get(name, {}))
@@ -77,6 +84,28 @@ class MemoryTable(StateTable):
             branched._states[name] = keys
         branched.apply([run])
         return branched
+
+    def drop_deleted(self, generations: Mapping[str, int]) -> None:
+        """Remove deleted states; `generations` says how often each state was deleted."""
+        for name in [name for name in self._states if is_deleted(name, generations)]:
+            del self._states[name]
+
+    def drop_expired(self, moment: Moment, rows: int) -> None:
+        """Check the next `rows` rows of the states with a TTL, in turn, and remove those that have expired."""
+        seen = 0
+        for name, key, entry in itertools.islice(self._unchecked, rows):
+            seen += 1
+            keys, domain = self._states.get(name, {}), self._expires_by[name]
+            held = keys.get(key)
+            if held is None or domain is None or entry not in held.entries:
+                continue  # it was removed since the turn began
+            _, expiry_ms, *_ = held.entries[entry]
+            if expiry_ms is not None and expiry_ms <= moment.now_ms(domain):
+                del held.entries[entry]
+                if not held.entries:
+                    del keys[key]
+        if seen < rows:
+            self._unchecked = _mortal_rows(self._states, self._expires_by)
 
     def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
         positions: list[int] = []
@@ -193,6 +222,21 @@ def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescr
             keys[key].entries.pop(entry, None)
             if not keys[key].entries:
                 del keys[key]
+
+
+def _mortal_rows(
+    states: Mapping[str, Mapping[bytes, _Key]], expires_by: Mapping[str, TimeDomain | None]
+) -> Iterator[tuple[str, bytes, bytes]]:
+    """State, key and entry of the rows that can expire.
+
+    The table changes meanwhile, so the keys of a state, and the rows of a key, are listed when it is their turn. The
+    table itself is no argument: in a circle of references, it would outlive its last use.
+    """
+    for name in [name for name, domain in expires_by.items() if domain is not None]:
+        for key in list(states.get(name, {})):
+            held = states.get(name, {}).get(key)
+            for entry in [] if held is None else list(held.entries):
+                yield name, key, entry
 
 
 def _to_columns(

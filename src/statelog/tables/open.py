@@ -25,7 +25,7 @@ class MemoryTables:
     def __init__(self) -> None:
         self._tables: dict[Path, tuple[bytes, MemoryTable]] = {}
 
-    def at(self, local: LocalRuns, runs: Sequence[tuple[LocalRun, Run]], head: bytes) -> MemoryTable:
+    def at(self, local: LocalRuns, runs: Sequence[tuple[LocalRun, Run]], head: bytes, garbage: Garbage) -> MemoryTable:
         """The subtask's table, brought to a digest: from its last state if runs lead from there, otherwise made anew.
 
         The parameters are those of :func:`open_rocksdb`.
@@ -33,10 +33,13 @@ class MemoryTables:
         left_at, table = self._tables.pop(local.directory, (None, MemoryTable()))
         chain = None if left_at is None else local.chain(left_at, head)
         if chain is None:
-            table = MemoryTable()
-            table.apply([run for _, run in runs])
+            table, applied = MemoryTable(), [run for _, run in runs]
         else:
-            table.apply([local.open(local_run) for local_run in chain])
+            applied = [local.open(local_run) for local_run in chain]
+        table.apply(applied)
+        table.drop_deleted(garbage.generations)
+        # As many rows as in a RocksDB table, for the same reason.
+        table.drop_expired(garbage.moment, max(local.policy.expiry_rows, 2 * sum(run.rows for run in applied)))
         self._tables[local.directory] = (head, table)
         return table
 

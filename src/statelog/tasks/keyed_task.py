@@ -218,7 +218,7 @@ class KeyedTask:
         """The table at the state before the batch; None if another attempt has it open: then read the runs."""
         kind, head = self.attempt.options.table, start.begun.view.head
         if kind == "memory":
-            return self.attempt.memory.tables.at(start.local, runs, head)
+            return self.attempt.memory.tables.at(start.local, runs, head, start.garbage)
         if kind == "rocksdb":
             return open_rocksdb(start.local, runs, head, start.garbage, restoring)
         return RunsTable([run for _, run in runs])

@@ -117,7 +117,7 @@ class Caller(ABC):
 
     def _open_keys(self, chunk_keys: KeyBatch, describe: Callable[[int], str]) -> None:
         self._cursor.keys = chunk_keys
-        self._cursor.event_ms = self._cursor.visits = None
+        self._cursor.event_ms = None
         self._cursor.loaded_bytes, self._cursor.counts = 0, {}
         self.changes.buffer.describe_key = describe
         self._batch_changes.buffer.describe_key = describe

@@ -38,9 +38,11 @@ from statelog.runs.writer import (
 )
 from statelog.tables.table import KeyBatch, StateTable
 
-_LIST_PREFIX: Final = struct.Struct(">IQ")
+LIST_PREFIX: Final = struct.Struct(">IQ")
+"""Epoch and batch, with which the entry key of a list element begins."""
 _LIST_ORDINAL: Final = struct.Struct(">I")
-_PHASE_SHIFT: Final = 30
+PHASE_SHIFT: Final = 30
+"""The bits of the ordinal below those of the phase."""
 _FIRST_ROWS: Final = 1024
 _PART_OF_SLICE: Final = 4
 
@@ -59,8 +61,8 @@ class ListPosition:
 
     def entries(self, count: int) -> list[bytes]:
         """Entry keys of the `count` elements of one key that this phase appends."""
-        prefix = _LIST_PREFIX.pack(self.epoch, self.batch)
-        base = self.phase << _PHASE_SHIFT
+        prefix = LIST_PREFIX.pack(self.epoch, self.batch)
+        base = self.phase << PHASE_SHIFT
         return [prefix + _LIST_ORDINAL.pack(ordinal) for ordinal in range(base, base + count)]
 
 

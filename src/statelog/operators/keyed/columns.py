@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ErrorKind, ProcessorError
-from statelog.operators.keyed.changes import ChangeBuffer
+from statelog.operators.keyed.changes import LIST_PREFIX, PHASE_SHIFT, ChangeBuffer
 from statelog.operators.keyed.cursor import ENTRIES_PER_LOOKUP, KeyCursor
 from statelog.operators.keyed.operator import StateBinding
 from statelog.runs.byte_slices import Budget, Positions
@@ -30,8 +29,6 @@ Mask = npt.NDArray[np.bool_]
 Expire = Callable[[Any, Moment], Iterable[pa.RecordBatch]]
 """Takes the due timers of some keys, which are deleted; returns output rows."""
 
-_LIST_PREFIX: Final = struct.Struct(">IQ")
-_PHASE_SHIFT: Final = 30
 _MOST_BYTES: Final = 1 << 30
 """Limit of the entries of a key chunk."""
 
@@ -315,10 +312,10 @@ class EntryColumns(ColumnState):
 
     def _list_entries(self, ordinals: npt.NDArray[np.int64]) -> pa.Array:
         place = self._cursor.list_position
-        prefix = _LIST_PREFIX.pack(place.epoch, place.batch)
+        prefix = LIST_PREFIX.pack(place.epoch, place.batch)
         matrix = np.empty((len(ordinals), len(prefix) + 4), np.uint8)
         matrix[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-        numbers = ordinals + (place.phase << _PHASE_SHIFT)
+        numbers = ordinals + (place.phase << PHASE_SHIFT)
         matrix[:, len(prefix) :] = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
         return _binaries(matrix)
 

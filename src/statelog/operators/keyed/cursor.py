@@ -47,8 +47,6 @@ class KeyCursor:
     """
     position: int = -1
     """The current key; -1 while none is processed."""
-    visits: npt.NDArray[np.int64] | None = None
-    """The positions in the order in which they are visited, perhaps several times; None if that is their own."""
     budget: Budget = BUDGET
     loaded_bytes: int = 0
     """Bytes fetched for the chunk so far."""

@@ -135,7 +135,6 @@ class RowCaller(Caller):
         if self._needs_event_ms:
             cursor.event_ms = np.maximum.reduceat(times, firsts).tolist()
         order = np.argsort(times, kind="stable")
-        cursor.visits = key_of[order]
         fired: list[int] = []
         fire, timer_values, info = operator.processor.handleExpiredTimer, self._timer_values, operator.expired_timer
 

@@ -64,6 +64,9 @@ class KeyedSubtask:
             yield from caller.process(read)
         yield from self._fire_timers()
         yield from self._expire_arrivals()
+        if caller.timers is not None and caller.timers.lowest_ms is not None:
+            # A timer that was registered in these two phases for a time already past fires in the next batch.
+            self.timers_to_ms = min(self.timers_to_ms, caller.timers.lowest_ms - 1)
         caller.call("close", operator.processor.close)
         self.late_rows += handle.late_rows
 
@@ -94,11 +97,8 @@ class KeyedSubtask:
     def _fire_timers(self) -> Iterator[pa.RecordBatch]:
         timers, domain = self._caller.timers, self._operator.timer_domain
         if timers is not None and domain is not None:
-            self.timers_to_ms = until_ms = self._context.moment.now_ms(domain)
-            yield from self._fire(timers, self._context.timers_after_ms, until_ms, self._caller.fire)
-            if timers.lowest_ms is not None:
-                # A timer that was registered during these calls for a time already past fires in the next batch.
-                self.timers_to_ms = min(until_ms, timers.lowest_ms - 1)
+            self.timers_to_ms = self._context.moment.now_ms(domain)
+            yield from self._fire(timers, self._context.timers_after_ms, self.timers_to_ms, self._caller.fire)
 
     def _expire_arrivals(self) -> Iterator[pa.RecordBatch]:
         arrivals = self._caller.arrivals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -154,8 +154,9 @@ def apply_keyed(
     if plan.options.table == "rocksdb":
         rocksdict_library()
     time_mode = TimeMode.parse(arguments.time_mode)
-    event_time = _event_time(df, time_mode, watermark, codecs)
-    has_watermark = watermark is not None or _watermark_column(df) is not None
+    event_time = _event_time(stream, time_mode, watermark, codecs)
+    marked = watermark_column(df.schema, stream.columns)
+    has_watermark = watermark is not None or marked is not None
     output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
     if df.isStreaming:
         _check_heartbeat(plan, watermark, codecs)
@@ -210,7 +211,6 @@ def apply_keyed(
     result = _operator_frame(stream, initial, spec, plan, step)
     if output_event_time is None:
         return result
-    marked = _watermark_column(df)
     delay_ms = watermark.delay_ms if watermark else df.schema[marked or 0].metadata[WATERMARK_DELAY]
     return _marked(result, output_event_time.column, delay_ms)
 
@@ -282,21 +282,27 @@ def _tables(
 
 
 def _event_time(
-    df: DataFrame, mode: TimeMode, watermark: Watermark | None, codecs: ProcessorCodecs
+    stream: KeyedFrame, mode: TimeMode, watermark: Watermark | None, codecs: ProcessorCodecs
 ) -> EventTime | None:
     """The event time in the input rows; None if the operator does not use one."""
     is_event_time = mode is TimeMode.EVENT_TIME
+    df = stream.df
     if watermark is not None:
         return own_event_time(df.schema, watermark, drops_late=codecs.drops_late and is_event_time)
-    marked = _watermark_column(df)
+    marked = watermark_column(df.schema, stream.columns)
     if marked is None or not is_event_time or not df.isStreaming:
         return None
     return EventTime(marked, codecs.drops_late)
 
 
-def _watermark_column(df: DataFrame) -> int | None:
-    marked = (index for index, field in enumerate(df.schema) if WATERMARK_DELAY in field.metadata)
-    return next(marked, None)
+def watermark_column(schema: StructType, keys: Collection[str]) -> int | None:
+    """The place of the column with Spark's watermark; None if there is none.
+
+    Of several, it is the first grouping column, as in Spark's aggregates, or else the first of all: a window of Spark's
+    has the watermark of the time that it is made of, which may still stand before it.
+    """
+    marked = [place for place, field in enumerate(schema) if WATERMARK_DELAY in field.metadata]
+    return next((place for place in marked if schema.names[place] in keys), marked[0] if marked else None)
 
 
 # ---- Checks ----
