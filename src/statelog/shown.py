@@ -67,7 +67,8 @@ def shown_value(value: Any) -> str:
 def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """The rows of a batch; a value that Python lacks, such as a date after the year 9999, is a text."""
     try:
-        return batch.to_pylist()
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
     except (ValueError, OverflowError):
         columns = [map(_python_value, column) for column in batch.columns]
         return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -194,7 +194,7 @@ class Query:
     def begin(self, uid: str, batch: int, subtask: int = 0, attempt: int | None = None) -> Begun:
         """Begin in the next attempt, or in another one."""
         self._begun[uid, subtask] = next(self._attempts) if attempt is None else attempt
-        reply = self.call(Begin(self.task(uid, batch, subtask), subtask, 0, None, "token"))
+        reply = self.call(Begin(self.task(uid, batch, subtask), subtask, 0, None, f"of {subtask}"))
         assert isinstance(reply, Begun)
         return reply
 

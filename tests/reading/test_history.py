@@ -83,8 +83,8 @@ def test_timers_have_a_history() -> None:
         assert told(harness, "a", "timers") == [
             (0, 10, "put", "a", 1010),
             (0, 10, "state", "a", 1010),
-            (1, 1010, "put", "a", 2010),
             (1, 1010, "delete", "a", 1010),
+            (1, 1010, "put", "a", 2010),
         ]
 
 

@@ -256,7 +256,7 @@ def test_a_scan_counts_rows_and_keys(kind: str, request: pytest.FixtureRequest) 
         largest = measured.largest_keys
         assert largest is not None
         assert [one.size_bytes for one in largest] == sorted(sizes.values(), reverse=True)[:20]
-        assert all((one.rows, one.size_bytes) == (counts[one.key], sizes[one.key]) for one in largest)
+        assert all(one.key and (one.rows, one.size_bytes) == (counts[one.key], sizes[one.key]) for one in largest)
         assert len({one.key for one in largest}) == min(20, len(counts))
         assert measured.stored_rows > len(rows)
 

@@ -322,7 +322,7 @@ def test_windows_are_read_unless_another_state_is_named() -> None:
 
 def test_quantiles_have_the_fractions_of_the_start() -> None:
     plans = [
-        window_definition(SLIDING).aggregated([statelog.Quantiles("n", fractions, "q")])
+        window_definition(SLIDING).aggregated([statelog.Quantiles("n", fractions, name="q")])
         for fractions in ([0.5], [0.0, 1.0])
     ]
     more: dict[str, Any] = {"timeMode": "EventTime", "watermark": statelog.Watermark("time", DELAY_MS)}

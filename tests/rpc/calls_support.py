@@ -57,12 +57,9 @@ class Handler:
 
 @contextmanager
 def serving(
-    handler: Callable[[Request, bytes], Reply],
-    policy: RpcPolicy,
-    identity: TlsIdentity | None = None,
-    secret: bytes = SECRET,
+    handler: Callable[[Request, bytes], Reply], policy: RpcPolicy, identity: TlsIdentity | None = None
 ) -> Iterator[RpcServer]:
-    server = RpcServer(HOST, 0, secret, handler, policy, identity=identity)
+    server = RpcServer(HOST, 0, SECRET, handler, policy, identity=identity)
     try:
         yield server
     finally:

@@ -231,7 +231,7 @@ class _ParentObjects:
         if self._left is not None:
             self._release(self._left)
         if self.parent is not None:
-            self._needed -= set(filter(may_go, unreferenced))
+            self._needed -= {name for name in unreferenced if may_go(name)}
             self._is_free = not self._needed and not pins.need_any(is_link)
 
     def to_name(self) -> Parent | None:

@@ -16,7 +16,7 @@ from statelog.history.query_history import QueryHistory
 from statelog.log.entry import INITIAL_BATCH, EntryPlace, QueryCheckpoint
 from statelog.log.open import PINS_FOLDER
 from statelog.log_fields import get_logger
-from statelog.storage import Store
+from statelog.storage import ObjectInfo, Store
 
 OWNER: Final = "retained_s"
 """The owner of these pins: the option that asks for them."""
@@ -160,7 +160,8 @@ class StandingPins:
         consumers: dict[str, int] = {}
         over: list[str] = []
         unreadable: set[str] = set()
-        for info, pin in read_pins(self._store, self._read):
+        pins: list[tuple[ObjectInfo, Pin | Exception]] = read_pins(self._store, self._read)
+        for info, pin in pins:
             try:
                 if isinstance(pin, Exception):
                     raise pin
