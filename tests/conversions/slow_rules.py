@@ -59,7 +59,7 @@ def stored(kind: DataType, value: Any, *, nan_is_null: bool = False) -> Any:
         found = {of(kind.keyType)(key): of(kind.valueType)(item) for key, item in entries}
         if None in found:
             raise ValueError("one of its keys is null")
-        if len(found) < len(entries):
+        if len(found) < len(entries) and not isinstance(kind.keyType, TimestampType):
             raise ValueError("two of its keys become one")
         return found
     if isinstance(kind, StructType):

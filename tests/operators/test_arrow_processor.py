@@ -19,6 +19,7 @@ from statelog.runs.byte_slices import Budget
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
 from statelog.testing.keyed import LocalKeyedOperator
+from tests.model.query_engine import DRIVER_STEPS
 
 INPUT = "user string, n long"
 
@@ -99,7 +100,7 @@ def test_states_and_timers_of_many_keys(story: list[Any], table: Any) -> None:
             if parallelism is not None:
                 query.restart(parallelism, keepLocal=parallelism != 2)
             if crash is not None:
-                query.crash(*crash)
+                query.crash(crash[0], None if crash[0] in DRIVER_STEPS else crash[1])
             for user, number in rows:
                 held[user].append(number)
                 timers[user].add(now_ms + 3)

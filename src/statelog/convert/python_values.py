@@ -162,7 +162,7 @@ def _converter(kind: DataType, nan_is_null: bool, keeps_datetimes: bool) -> Conv
         of_key = to_storage(kind.keyType, nan_is_null=nan_is_null)
         if isinstance(kind.keyType, TimestampType) and keeps_datetimes:
             of_key = only_readable(of_key)  # otherwise, two instants with the same local time would be one key
-        return _entries(of_key, of(kind.valueType))
+        return _entries(of_key, of(kind.valueType), are_instants=isinstance(kind.keyType, TimestampType))
     if isinstance(kind, StructType):
         return _struct(kind.names, [of(field.dataType) for field in kind])
     if isinstance(kind, DecimalType):
@@ -412,7 +412,7 @@ def _elements(of_element: Convert, exact: type | None, all_fit: Callable[[list[A
     return convert
 
 
-def _entries(of_key: Convert, of_value: Convert) -> Convert:
+def _entries(of_key: Convert, of_value: Convert, *, are_instants: bool) -> Convert:
     def convert(value: Any) -> dict[Any, Any]:
         if type(value) is dict or isinstance(value, Mapping):
             pairs = list(value.items())
@@ -423,7 +423,8 @@ def _entries(of_key: Convert, of_value: Convert) -> Convert:
         converted = {of_key(key): of_value(item) for key, item in pairs}
         if None in converted:
             raise ValueError("one of its keys is null")
-        if len(converted) < len(pairs):
+        # Different datetimes may be one instant, whose last value counts.
+        if len(converted) < len(pairs) and not are_instants:
             raise ValueError("two of its keys become one")
         return converted
 
