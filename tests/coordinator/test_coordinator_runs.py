@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from statelog.coordinator.admission import OperatorConfig
 from statelog.coordinator.batch import BatchTime
 from statelog.coordinator.coordinator import Coordinator
 from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, QueryCheckpoint
+from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.metrics import Measurements, Metric
@@ -473,6 +475,24 @@ def test_an_observer_that_raises_keeps_no_files(runs: Runs) -> None:
             runs.ack(batch)
         runs.ack(batch)
     assert len([name for name in runs.names if name.startswith("log/")]) < 6
+
+
+def test_the_log_is_asked_without_the_lock_of_other_calls(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may ask the store, which can hang."""
+    waiting: list[bool] = []
+    removable = NumberedLog.removable
+
+    def ask(log: NumberedLog, start: int) -> list[str]:
+        other = threading.Thread(target=runs.coordinator.require_committed, args=(0,), daemon=True)
+        other.start()
+        other.join(10)
+        waiting.append(other.is_alive())
+        return removable(log, start)
+
+    monkeypatch.setattr(NumberedLog, "removable", ask)
+    runs.start(0)
+    runs.batch(0)
+    assert waiting == [False]
 
 
 def test_what_has_not_begun_is_refused(runs: Runs) -> None:

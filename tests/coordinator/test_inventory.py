@@ -66,6 +66,12 @@ def claimed_log(root: Path) -> NumberedLog:
     return log
 
 
+def release(
+    made: Inventory, entry: QueryCheckpoint, oldest: int, log: NumberedLog, changes_from: dict[str, int]
+) -> None:
+    made.release(entry, oldest, log, log.removable(entry.log_start), changes_from)
+
+
 def run(name: str, offset: int = 0, length: int = 100) -> StoredRun:
     return StoredRun(name, offset, length, b"sum", 1, WHOLE.first, WHOLE.last)
 
@@ -143,7 +149,7 @@ def test_what_only_a_replaced_entry_names_is_needed_no_more(tmp_path: Path) -> N
     add(made, keyed(0))
     add(made, keyed(1, level(0, run("op-1/runs/1/0/1-1/0.run"))))
     revised = replace(keyed(1, level(0, run("op-1/runs/1/0/1-2/0.run"))), revision=1)
-    made.release(add(made, revised), 1, claimed_log(tmp_path), {})
+    release(made, add(made, revised), 1, claimed_log(tmp_path), {})
     assert not made.retention.needs("op-1/runs/1/0/1-1/0.run")
     assert made.retention.needs("op-1/runs/1/0/1-2/0.run")
     assert (made.retention.size_bytes, made.retention.needed_bytes) == (100, 100)
@@ -175,7 +181,7 @@ def with_waste(root: Path) -> tuple[Inventory, list[Level]]:
     add(made, keyed(1, oldest, level(1, part, rest)))
     assert not made.retention.wasteful
     middle = level(1, run("op-1/runs/1/0/c"), part)
-    made.release(add(made, keyed(2, oldest, middle, newest)), 2, claimed_log(root), {})
+    release(made, add(made, keyed(2, oldest, middle, newest)), 2, claimed_log(root), {})
     return made, [oldest, middle, newest]
 
 
@@ -201,7 +207,7 @@ def test_a_log_file_is_emptied_of_the_snapshots_that_keep_it(tmp_path: Path) -> 
     second = [segments_in(before)[0], SegmentRef(1, 1, b"small", 0, 10, 1, 1)]
     after = log.append(entry_of(replace(whole, batch=1, segments=second, log_start=before.number)), [small])
     made.add(after, {}, 0)
-    made.release(after, 1, log, {})
+    release(made, after, 1, log, {})
     assert log.name_of(before.number) in made.retention.wasteful
     assert log.file_name not in made.retention.wasteful
 
@@ -215,7 +221,7 @@ def test_a_log_file_that_stays_anyway_is_not_emptied_of_materialized_state(tmp_p
     [held, _] = first.sections[0].bases[0].levels
     second = log.append(entry_of(keyed(2, held, level(1, run("op-1/runs/1/0/b", 0, 1)), log_start=first.number)), [])
     made.add(second, {}, 0)
-    made.release(second, 2, log, {})
+    release(made, second, 2, log, {})
     assert made.retention.size_bytes > 2 * made.retention.needed_bytes
     assert not made.retention.wasteful
 
@@ -308,7 +314,7 @@ def test_a_file_of_the_log_is_deleted_once(tmp_path: Path) -> None:
         one = keyed(batch, level(batch, run(f"op-1/runs/1/0/{batch}")), log_start=log.number + 1)
         placed = log.append(entry_of(one), [])
         made.add(placed, {}, 0)
-        made.release(placed, batch, log, {})
+        release(made, placed, batch, log, {})
     assert [name for name in deleted if name.startswith("log/")] == [log.name_of(number) for number in range(1, 5)]
 
 
@@ -393,7 +399,7 @@ def test_what_an_operator_has_stored_goes_with_the_last_retained_checkpoint_that
     everything = stored(tmp_path)
     for batch in range(3, 8):
         entry = add(made, keyed(batch))
-        made.release(entry, batch - 2, log, {})
+        release(made, entry, batch - 2, log, {})
         has_other = batch - 2 <= 2
         assert stored(tmp_path) == (everything if has_other else [])
         assert (OTHER in made.query.histories) == has_other
@@ -410,7 +416,7 @@ def test_what_an_operator_has_stored_goes_when_all_of_its_checkpoints_were_taken
     add(made, keyed(3), put_changes(tmp_path, 3, OTHER))
     assert len(stored(tmp_path)) == 2
     entry = add(made, keyed(2))
-    made.release(entry, 1, log, {})
+    release(made, entry, 1, log, {})
     assert stored(tmp_path) == []
     assert list(made.query.histories) == [IDENTITY]
 
@@ -431,7 +437,7 @@ def test_the_consumers_of_one_operator_keep_no_changes_of_another(tmp_path: Path
     made.deleter.look()
     changes_from = made.changes_from(6)
     assert changes_from == {IDENTITY: 1, OTHER: 7}
-    made.release(entry, 6, log, changes_from)
+    release(made, entry, 6, log, changes_from)
     assert stored(tmp_path) == [
         *(f"{IDENTITY}/changes/1/0/{batch}-a.run" for batch in range(1, 7)),
         *(f"{OTHER}/changes/1/0/{batch}-a.run" for batch in range(4, 7)),
@@ -494,14 +500,14 @@ def test_what_was_taken_back_is_noted_while_a_pin_may_speak_of_it(tmp_path: Path
         one = keyed(batch, *([level(2)] if batch == 3 else []))
         entry = log.append(entry_of(repeating(made, one) if batch > 3 else one), [])
         made.add(entry, {}, 0)
-        made.release(entry, batch, log, {})
+        release(made, entry, batch, log, {})
         assert not pin.is_on_line(made.query)
     assert made.query.at(2) is None
     assert cut_at(made) == [1]
     assert not pin.is_on_line(made.query)
     LocalStore(tmp_path).delete([name])
     made.deleter.look()
-    made.release(entry, 5, log, {IDENTITY: 5})
+    release(made, entry, 5, log, {IDENTITY: 5})
     assert cut_at(made) == []
 
 
@@ -517,7 +523,7 @@ def test_an_entry_whose_write_has_failed_may_have_been_pinned(tmp_path: Path) ->
             pin = Pin.on(Footprint.of(read_history(LocalStore(tmp_path)), 1))
             write_pin(LocalStore(tmp_path), pin_name(1, b"pin"), pin)
     made.add(placed, {}, 0)
-    made.release(placed, 0, log, {})
+    release(made, placed, 0, log, {})
     assert not pin.is_on_line(made.query)
     for batch in range(2, 6):
         one = keyed(batch, *([level(1)] if batch == 2 else []))
@@ -525,7 +531,7 @@ def test_an_entry_whose_write_has_failed_may_have_been_pinned(tmp_path: Path) ->
         made.gate.doubt(entry)
         placed = log.append(entry, [])
         made.add(placed, {}, 0)
-        made.release(placed, batch, log, {})
+        release(made, placed, batch, log, {})
         assert not pin.is_on_line(made.query)
     assert made.query.at(1) is None
     assert cut_at(made) == [-1, 0], "of the others nothing was in doubt"
@@ -659,10 +665,10 @@ def test_pins_are_listed_before_changes_are_given_up(tmp_path: Path) -> None:
     made, log = with_changes(tmp_path, listed_after=2), claimed_log(tmp_path)
     assert made.changes_from(1) == {IDENTITY: 3}, "no other changes can go"
     assert made.changes_from(4) == {IDENTITY: 6}
-    made.release(entry_of(keyed(5)), 4, log, {IDENTITY: 3})
+    release(made, entry_of(keyed(5)), 4, log, {IDENTITY: 3})
     assert made.query.at(3) is not None
     assert made.query.histories[IDENTITY].at(3) is not None
-    made.release(entry_of(keyed(5)), 4, log, {IDENTITY: 6})
+    release(made, entry_of(keyed(5)), 4, log, {IDENTITY: 6})
     assert made.query.at(3) is None
     assert made.query.histories[IDENTITY].at(3) is None
 

@@ -267,7 +267,7 @@ def test_a_branch_gives_up_its_pin_once_its_checkpoints_need_no_object_of_its_pa
         before = made.parent.to_name()
         entry = log.run(batch, entry={"parent": before}, **values)
         made.add(entry, {}, 0)
-        made.release(entry, batch - 1, log.log, {})
+        made.release(entry, batch - 1, log.log, log.log.removable(entry.log_start), {})
         made.deleter.look()
         named.append(before is not None)
         pinned.append(branch.is_pinned)

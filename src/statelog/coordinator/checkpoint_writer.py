@@ -170,8 +170,9 @@ class CheckpointWriter:
             self._report(Step.DURABLE, batch)
             self._measure(batch, durable, acks, last, received_s, durable_s, self._log.files_made - files_before)
         finally:  # an observer may raise, but the entry is durable
+            removable = self._log.removable(durable.log_start)  # may ask the store, so not with the short lock
             with self._lock:
-                inventory.release(durable, oldest, self._log, changes_from)
+                inventory.release(durable, oldest, self._log, removable, changes_from)
                 inventory.find_log_holder(oldest, self._most_log_bytes)
 
     def _measure(

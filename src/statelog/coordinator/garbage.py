@@ -410,10 +410,18 @@ class Inventory:
         """The folder of a subtask's large changesets and snapshots."""
         return f"{identity}/{CHANGES_FOLDER}/{self.epoch}/{subtask}"
 
-    def release(self, entry: QueryCheckpoint, oldest: int, log: NumberedLog, changes_from: dict[str, int]) -> None:
+    def release(
+        self,
+        entry: QueryCheckpoint,
+        oldest: int,
+        log: NumberedLog,
+        removable: Iterable[str],
+        changes_from: dict[str, int],
+    ) -> None:
         """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable.
 
-        For the operators in `changes_from`, the changes since a batch stay.
+        `removable` are the log files that no older writer needs. For the operators in `changes_from`, the changes since
+        a batch stay.
         """
         self.gate.settle(log.name_of(entry.log_start))
         for settled in self.query.settle(oldest):
@@ -428,7 +436,7 @@ class Inventory:
         is_whole = all(not section.key_schema for section in entry.sections)
         self.retention.choose_wasteful(log.file_name if is_whole else log.name_of(entry.log_start))
         # A log file is deleted once neither its entries nor bytes that a later entry references are needed.
-        log_files = [name for name in log.removable(entry.log_start) if not self.retention.needs(name)]
+        log_files = [name for name in removable if not self.retention.needs(name)]
         log.forget(log_files)
         self.deleter.delete([*log_files, *released])
 
