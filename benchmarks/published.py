@@ -69,10 +69,10 @@ def filled(text: str, figures: Mapping[str, Figure]) -> str:
 
 def with_result(figures: Mapping[str, Figure], result: Mapping[str, Any], today: date) -> dict[str, Figure]:
     """The figures, with the values of those that this result has."""
-    command = _command(result)
+    options = _options(_command(result))
     return {
         name: msgspec.structs.replace(one, value=_value(one, result["figures"]), measured=today)
-        if one.command == command
+        if _options(one.command) == options
         else one
         for name, one in figures.items()
     }
@@ -90,6 +90,11 @@ def _command(result: Mapping[str, Any]) -> str:
         for each in value if isinstance(value, list) else [value]:
             words += [name] if each is True else [name, str(each)]
     return " ".join(words)
+
+
+def _options(command: str) -> list[str]:
+    """The parts of a command whose order does not matter."""
+    return sorted(command.split(" --"))
 
 
 def _value(figure: Figure, found: Any) -> float:

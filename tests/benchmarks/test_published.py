@@ -71,16 +71,16 @@ def test_a_result_replaces_the_figures_of_its_command_only() -> None:
         return published.Figure(command, path, 1.0, date(2026, 1, 1), per)
 
     known = {
-        "rate": figure("count --keys 5", "sides", "a", "rate"),
-        "ratio": figure("count --keys 5", "sides", "a", "rate", per=("sides", "b", "rate")),
-        "most": figure("count --keys 5", "by_kind", "max"),
-        "bill": figure("count --keys 5", "bills", "partitions=2,owner=Spark", "dollars"),
+        "rate": figure("count --keys 5 --skew zipf", "sides", "a", "rate"),
+        "ratio": figure("count --keys 5 --skew zipf", "sides", "a", "rate", per=("sides", "b", "rate")),
+        "most": figure("count --keys 5 --skew zipf", "by_kind", "max"),
+        "bill": figure("count --keys 5 --skew zipf", "bills", "partitions=2,owner=Spark", "dollars"),
         "other keys": figure("count", "sides", "a", "rate"),
     }
     result = {
         "benchmark": "count",
-        "parameters": {"keys": 5, "rows_per_batch": [1, 2], "batches": 3, "windows": False, "directory": None},
-        "defaults": {"keys": 9, "rows_per_batch": [1, 2], "batches": 40, "windows": False},
+        "parameters": {"skew": "zipf", "keys": 5, "sizes": [1, 2], "batches": 3, "windows": False, "directory": None},
+        "defaults": {"keys": 9, "skew": "uniform", "sizes": [1, 2], "batches": 40, "windows": False},
         "figures": {
             "sides": {"a": {"rate": 12}, "b": {"rate": 4}},
             "by_kind": {"x": 7, "y": 8},
