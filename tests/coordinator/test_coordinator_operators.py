@@ -533,9 +533,8 @@ def test_a_run_ends_after_the_append_in_flight(chain: Query, pool: ThreadPoolExe
 # ---- Appends that fail ----
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_failed_append_is_made_by_the_next_ack(chain: Query, when: Any) -> None:
-    """The entry may be in the log already; then there are two, and the second counts."""
+def fail_to_append(chain: Query, when: Any) -> None:
+    """Complete batch 0, whose entry cannot be written."""
     chain.store = FaultStore(chain.gate, FaultPlan.at("append", when=when))
     chain.start(0)
     chain.run("a", 0)
@@ -544,6 +543,12 @@ def test_a_failed_append_is_made_by_the_next_ack(chain: Query, when: Any) -> Non
     chain.begin("b", 0, 1)
     with pytest.raises(StorageError):
         chain.ack("b", 0, subtask=1)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failed_append_is_made_by_the_next_ack(chain: Query, when: Any) -> None:
+    """The entry may be in the log already; then there are two, and the second counts."""
+    fail_to_append(chain, when)
     with pytest.raises(StateMissingError):
         chain.coordinator.require_committed(0)
     chain.begin("a", 0, 0)
@@ -559,14 +564,7 @@ def test_a_failed_append_is_made_by_the_next_ack(chain: Query, when: Any) -> Non
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_failed_append_is_made_by_the_next_batch(chain: Query, when: Any) -> None:
     """If an action has ignored the error, and Spark has committed the batch."""
-    chain.store = FaultStore(chain.gate, FaultPlan.at("append", when=when))
-    chain.start(0)
-    chain.run("a", 0)
-    chain.begin("b", 0, 0)
-    chain.ack("b", 0, subtask=0)
-    chain.begin("b", 0, 1)
-    with pytest.raises(StorageError):
-        chain.ack("b", 0, subtask=1)
+    fail_to_append(chain, when)
     with pytest.raises(StateMissingError, match="the entry could not be written to the log") as caught:
         chain.coordinator.require_committed(0)
     assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE

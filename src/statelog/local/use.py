@@ -109,6 +109,8 @@ def remove_forgotten(directory: Path) -> None:
     with suppress(FileNotFoundError):
         since_s = _used_file(directory).stat().st_mtime - FORGOTTEN_S
         for used_file in folder.glob(f"*/*/*/*{_SUFFIX}"):
+            if used_file.stat().st_mtime >= since_s:
+                continue  # nearly all: they are not opened and locked
             _remove_if(used_file, lambda used: os.fstat(used).st_mtime < since_s)
             with suppress(OSError):  # other subtasks have files there
                 for parent in used_file.parents[:3]:
